@@ -1,0 +1,124 @@
+"""Writes figures from runs: PDF, PNG and the CSV each was drawn from, and what it was read from.
+
+The same logs give the same bytes. Leaves out what the figures show (`paper.figures`).
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import polars as pl
+
+from paper import logs, style
+from paper.figures import FIGURES, FigureModule
+from twinstats.errors import UsageError, unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """What a build wrote.
+
+    Attributes:
+        out: The folder.
+        figures: Names of the figures that were drawn.
+        missing: For each of the others, why not and the command that makes its logs.
+    """
+
+    out: Path
+    figures: tuple[str, ...]
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+def build_figures(runs: Sequence[Path], out: Path, *, names: Sequence[str] | None = None) -> Built:
+    """Draws figures into a new folder: NAME.pdf, NAME.png, NAME.csv, NAME.txt, `figures.json`.
+
+    `figures.json` holds for each figure its caption, and the SHA-256 of every log file it was read
+    from and of every file it was written to. A crash leaves no folder.
+
+    Args:
+        runs: Runs, or folders that hold runs.
+        out: A folder that does not exist or is empty.
+        names: Which figures; null means all whose logs are there.
+
+    Raises:
+        UsageError: No run, an unknown figure, a folder that holds something, no logs for a figure
+            that was asked for by name, or for any.
+    """
+    wanted = list(FIGURES) if names is None else list(dict.fromkeys(names))
+    for name in wanted:
+        if name not in FIGURES:
+            raise unknown("figure", name, FIGURES)
+    folders = logs.expand(runs)
+    _refuse_existing(out)
+    tables, missing = tables_of(wanted, folders)
+    if missing and (names is not None or not tables):
+        raise UsageError(" ".join(missing.values()))
+    _in_new_folder(out, tables, folders, missing)
+    return Built(out=out, figures=tuple(tables), missing=missing)
+
+
+def tables_of(
+    names: Sequence[str], runs: Sequence[Path]
+) -> tuple[dict[str, pl.DataFrame], dict[str, str]]:
+    """The tables of the figures whose logs are there, and why the others are missing."""
+    tables, absent = {}, {}
+    for name in names:
+        try:
+            tables[name] = FIGURES[name].table(runs)
+        except logs.MissingLogs as error:
+            absent[name] = str(error)
+    return tables, absent
+
+
+def _refuse_existing(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} already exists: name another folder.")
+
+
+def _in_new_folder(
+    out: Path, tables: Mapping[str, pl.DataFrame], runs: Sequence[Path], missing: Mapping[str, str]
+) -> None:
+    """Writes everything beside `out`, then gives it its name."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    workplace = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    workplace.mkdir()
+    try:
+        written = {
+            name: _write_figure(FIGURES[name], name, table, workplace, runs)
+            for name, table in tables.items()
+        }
+        content = {
+            "matplotlib": matplotlib.__version__,
+            "figures": written,
+            "missing": dict(missing),
+        }
+        text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+        (workplace / "figures.json").write_text(text + "\n", encoding="utf-8")
+        if out.exists():
+            out.rmdir()
+        os.replace(workplace, out)
+    finally:
+        shutil.rmtree(workplace, ignore_errors=True)
+
+
+def _write_figure(
+    module: FigureModule, name: str, table: pl.DataFrame, folder: Path, runs: Sequence[Path]
+) -> dict[str, Any]:
+    """Writes one figure's files; what `figures.json` says of it."""
+    picture = module.draw(table)
+    for kind in ("pdf", "png"):
+        style.save(picture, folder / f"{name}.{kind}")
+    table.write_csv(folder / f"{name}.csv")
+    caption = module.caption(table)
+    (folder / f"{name}.txt").write_text(caption + "\n", encoding="utf-8")
+    files = [folder / f"{name}.{kind}" for kind in ("csv", "pdf", "png", "txt")]
+    return {
+        "caption": caption,
+        "files": {file.name: logs.digest(file.read_bytes()) for file in files},
+        "logs": logs.digests(runs, module.NEEDS),
+    }

@@ -1,0 +1,221 @@
+"""Learning curves: what each method's agent achieves for the tokens it has sampled.
+
+Leaves out what the credit was worth by itself (`leaderboard`).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy.special import ndtri, stdtrit
+
+from paper import logs, style
+
+NEEDS = ("metrics",)
+COMMAND = "twice train RECIPE --out runs/NAME"
+
+CURVES = {
+    "exact_match": ("eval/exact_match_share", "eval/total_tokens"),
+    "outcome": ("train/outcome_share", "train/total_tokens"),
+}
+"""Each measure by the metrics that hold its values and its tokens."""
+
+MOST_POINTS = 24
+SCHEMA = {
+    "series": pl.String,
+    "method": pl.String,
+    "measure": pl.String,
+    "kind": pl.String,
+    "run": pl.String,
+    "seed": pl.Int64,
+    "tokens": pl.Float64,
+    "value": pl.Float64,
+    "low": pl.Float64,
+    "high": pl.Float64,
+    "num_seeds": pl.Int64,
+}
+
+
+def table(runs: Sequence[Path]) -> pl.DataFrame:
+    """Points of the learning curves.
+
+    `kind` is "seed" (one run; its interval is that of its test questions), "mean" (over the runs of
+    a series, linear between a run's points, where all of them have tokens), "before" or "after"
+    (the mean at the runs' first and last evaluation). Intervals of means are 95% t intervals over
+    runs, null with one run. Training outcomes are means over blocks of steps.
+
+    Raises:
+        MissingLogs: No training run with evaluations or outcomes.
+    """
+    points = _points(runs)
+    if points is None or points.is_empty():
+        raise logs.missing("learning", NEEDS, runs, COMMAND)
+    rows: list[dict] = []
+    for (series, method, measure), own in points.group_by(
+        "series", "method", "measure", maintain_order=True
+    ):
+        name = {"series": series, "method": method, "measure": measure}
+        curves = [curve for _, curve in own.group_by("run", maintain_order=True)]
+        rows += [name | row for row in own.drop("series", "method", "measure").to_dicts()]
+        rows += [name | row for row in _mean_rows(curves)]
+    return pl.DataFrame(rows, schema=SCHEMA).sort(
+        "series", "measure", "kind", "run", "tokens", nulls_last=True
+    )
+
+
+def _points(runs: Sequence[Path]) -> pl.DataFrame | None:
+    """The single runs' points of all measures."""
+    metrics = logs.read(runs, "metrics")
+    if metrics is None:
+        return None
+    described = logs.describe(runs).filter(pl.col("method").is_not_null())
+    one_recipe = described["recipe"].n_unique() <= 1
+    series = pl.col("method") if one_recipe else pl.concat_str("recipe", "method", separator=": ")
+    described = described.with_columns(series=series.fill_null(pl.col("method")))
+    frames = []
+    for measure, (value, tokens) in CURVES.items():
+        own = _joined(metrics, value, tokens)
+        frame = own.join(described.drop("recipe"), on="run", how="inner")
+        frames.append(frame.with_columns(measure=pl.lit(measure)))
+    points = pl.concat(frames).with_columns(kind=pl.lit("seed"), num_seeds=pl.lit(1, pl.Int64))
+    return points.sort("series", "measure", "run", "tokens").select(list(SCHEMA))
+
+
+def _joined(metrics: pl.DataFrame, value: str, tokens: str) -> pl.DataFrame:
+    """run, tokens, value, low, high: a metric against the tokens spent when it was logged."""
+    names = [value, tokens, "eval/stderr_share"]
+    wide = (
+        metrics.filter(pl.col("name").is_in(names))
+        .pivot(on="name", on_columns=names, index=["run", "step"], values="value")
+        .drop_nulls([value, tokens])
+        .sort("run", "step")
+    )
+    half = ndtri(0.975) * pl.col("eval/stderr_share")
+    columns = [pl.col("run"), pl.col(tokens).alias("tokens"), pl.col(value).alias("value")]
+    if value == "eval/exact_match_share":
+        low = (pl.col(value) - half).clip(0, 1)
+        high = (pl.col(value) + half).clip(0, 1)
+        return wide.select(*columns, low=low, high=high)
+    return _blocks(wide.select(*columns))
+
+
+def _blocks(points: pl.DataFrame) -> pl.DataFrame:
+    """Means over as many blocks of consecutive steps as a curve can show."""
+    index, count = pl.int_range(pl.len()).over("run"), pl.len().over("run")
+    block = index * pl.min_horizontal(count, MOST_POINTS) // count
+    return (
+        points.with_columns(block=block)
+        .group_by("run", "block", maintain_order=True)
+        .agg(pl.col("tokens", "value").mean())
+        .select(
+            "run",
+            "tokens",
+            "value",
+            low=pl.lit(None, pl.Float64),
+            high=pl.lit(None, pl.Float64),
+        )
+    )
+
+
+def _mean_rows(curves: Sequence[pl.DataFrame]) -> list[dict]:
+    """The mean over runs along their common range of tokens, and at their two ends."""
+    lows = [float(curve["tokens"][0]) for curve in curves]
+    highs = [float(curve["tokens"][-1]) for curve in curves]
+    all_tokens = np.unique(np.concatenate([curve["tokens"].to_numpy() for curve in curves]))
+    inside = all_tokens[(all_tokens >= max(lows)) & (all_tokens <= min(highs))]
+    if len(inside) > MOST_POINTS:
+        inside = np.linspace(inside[0], inside[-1], MOST_POINTS)
+    values = [np.interp(inside, curve["tokens"], curve["value"]) for curve in curves]
+    rows = [
+        _mean_row("mean", float(tokens), column)
+        for tokens, column in zip(inside, np.array(values).T, strict=True)
+    ]
+    for kind, position, ends in (("before", 0, lows), ("after", -1, highs)):
+        column = np.array([float(curve["value"][position]) for curve in curves])
+        rows.append(_mean_row(kind, float(np.mean(ends)), column))
+    return rows
+
+
+def _mean_row(kind: str, tokens: float, values: np.ndarray) -> dict:
+    num, mean = len(values), float(values.mean())
+    row = {"kind": kind, "tokens": tokens, "value": mean, "num_seeds": num}
+    if num < 2:
+        return row
+    half = float(stdtrit(num - 1, 0.975) * values.std(ddof=1) / np.sqrt(num))
+    return row | {"low": max(mean - half, 0.0), "high": min(mean + half, 1.0)}
+
+
+@style.styled
+def draw(table: pl.DataFrame) -> Figure:
+    """Test and training curves against tokens, and the test before and after."""
+    measures = [name for name in CURVES if name in set(table["measure"])]
+    has_test = "exact_match" in measures
+    ratios = [1.0] * len(measures) + [0.6] * has_test
+    figure, panels = style.panels(len(ratios), ratios=ratios, height=2.8)
+    looks = style.looks(table["series"].unique().to_list())
+    names = {"exact_match": "test exact match", "outcome": "training outcome"}
+    for panel, measure in zip(panels, measures, strict=False):
+        _draw_curves(panel, table.filter(pl.col("measure") == measure), looks)
+        panel.set_ylabel(names[measure])
+    if has_test:
+        _draw_ends(panels[-1], table.filter(pl.col("measure") == "exact_match"), looks)
+    handles, texts = panels[0].get_legend_handles_labels()
+    figure.legend(handles, texts, loc="outside lower center", ncols=min(len(texts), 6))
+    return figure
+
+
+def _draw_curves(panel: Axes, own: pl.DataFrame, looks: dict[str, dict]) -> None:
+    for (series, method), rows in own.group_by("series", "method", maintain_order=True):
+        look = looks[str(series)]
+        mean = rows.filter(pl.col("kind") == "mean")
+        seeds = rows.filter(pl.col("kind") == "seed")
+        if seeds["run"].n_unique() > 1:
+            for _, seed in seeds.group_by("run", maintain_order=True):
+                panel.plot(seed["tokens"], seed["value"], lw=0.5, alpha=0.45, color=look["color"])
+        band = mean.drop_nulls("low")
+        if len(band):
+            panel.fill_between(
+                band["tokens"], band["low"], band["high"], alpha=0.15, lw=0, color=look["color"]
+            )
+        label = style.mark(str(series), str(method))
+        panel.plot(
+            mean["tokens"], mean["value"], label=label, **look, markevery=max(1, len(mean) // 6)
+        )
+    panel.set_xlabel("sampled tokens, twins included")
+    panel.xaxis.set_major_formatter(lambda value, _: style.short_number(value))
+    panel.set_ylim(bottom=0)
+
+
+def _draw_ends(panel: Axes, own: pl.DataFrame, looks: dict[str, dict]) -> None:
+    ends = own.filter(pl.col("kind").is_in(["before", "after"]))
+    series = ends["series"].unique().sort().to_list()
+    for index, name in enumerate(series):
+        shift = 0.3 * (index / max(len(series) - 1, 1) - 0.5) if len(series) > 1 else 0.0
+        rows = ends.filter(pl.col("series") == name).sort("kind", descending=True)
+        places = [shift, 1 + shift]
+        panel.plot(places, rows["value"], **looks[name])
+        known = rows.with_columns(place=pl.Series(places)).drop_nulls("low")
+        panel.vlines(known["place"], known["low"], known["high"], color=looks[name]["color"], lw=1)
+    panel.set_xticks([0, 1], ["before", "after"])
+    panel.set_xlim(-0.4, 1.4)
+    panel.set_ylim(bottom=0)
+    panel.grid(axis="x", visible=False)
+
+
+def caption(table: pl.DataFrame) -> str:
+    """What the curves are, and how many seeds each has."""
+    means = table.filter(pl.col("kind") == "after").unique(["series"], keep="first").sort("series")
+    seeds = ", ".join(f"{row['series']} {row['num_seeds']}" for row in means.to_dicts())
+    text = (
+        "What the agent achieves against all tokens sampled so far, twins included. Thick lines "
+        "are means over seeds, bands their 95% t intervals, thin lines single seeds. "
+        f"Seeds: {seeds}."
+    )
+    if (means["num_seeds"] == 1).any():
+        text += " A series with one seed has no band."
+    if any(style.is_reconstructed(method) for method in table["method"]):
+        text += " * Reconstructed from second-hand descriptions."
+    return text

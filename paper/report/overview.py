@@ -1,0 +1,297 @@
+"""What the page says of each run, as text: what it was, what it spent, what coupling saved.
+
+Leaves out single twins (`inspector`) and how it is shown (`page.html`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from paper import coupling, logs, style
+from paper.report.inspector import TwinView, twin_views
+from twinstats import records
+from twinstats.results import show
+from twinstats.variance import VarianceAccount
+
+NUM_PERIODS = 3
+NONE = "\N{EN DASH}"
+NO_LAW = (
+    "Which law the run is in (pairs growing as 1/effect or 1/effect\N{SUPERSCRIPT TWO}) is "
+    "undecided: on-policy twins average to zero by construction, so it takes forks replayed over "
+    "several lucks, which training does not log. twinstats.regime decides it from such forks."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table as text.
+
+    Attributes:
+        caption: What it holds.
+        columns: Headings; the first is of the rows' names.
+        rows: Cells, as many as there are columns.
+    """
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """What the page shows of one run.
+
+    Attributes:
+        label: What it is called.
+        facts: Command, method, seed, commit, versions and times.
+        configuration: The leaves of its configuration.
+        tables: Coupling by turn and over time, last metrics, rows logged.
+        twins: Pairs to look into.
+        law: What can be said about the law of its pairs; empty without pairs.
+    """
+
+    label: str
+    facts: tuple[tuple[str, str], ...]
+    configuration: Table
+    tables: tuple[Table, ...]
+    twins: tuple[TwinView, ...]
+    law: str
+
+
+def run_view(run: Path, label: str) -> RunView:
+    """Everything that the page shows of one run."""
+    description = records.read_run(run)
+    leaves = records.flatten(description.get("configuration") or {})
+    pairs, metrics = logs.read([run], "pairs"), logs.read([run], "metrics")
+    tables = [_by_turn(pairs), _over_time(pairs), _last_metrics(metrics), _logged(run)]
+    twins = twin_views(pairs, logs.read([run], "texts"), logs.read([run], "credit"))
+    return RunView(
+        label=label,
+        facts=_facts(description, leaves),
+        configuration=Table(
+            caption="Configuration",
+            columns=("field", "value"),
+            rows=tuple((name, text_of(value)) for name, value in leaves.items()),
+        ),
+        tables=tuple(table for table in tables if table is not None),
+        twins=tuple(twins),
+        law=NO_LAW if pairs is not None else "",
+    )
+
+
+def _facts(description: dict[str, Any], leaves: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    versions = description.get("versions") or {}
+    listed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    method = leaves.get("credit.method")
+    facts = {
+        "command": description.get("command"),
+        "recipe": leaves.get("recipe"),
+        "credit method": None if method is None else style.mark(str(method)),
+        "seed": description.get("seed"),
+        "commit": description.get("commit"),
+        "versions": listed,
+        "noise": description.get("noise"),
+        "started": description.get("started"),
+        "finished": description.get("finished") or "not yet",
+    }
+    return tuple((name, text_of(value)) for name, value in facts.items() if value is not None)
+
+
+def text_of(value: Any) -> str:
+    """A value of a configuration or a metric as people read it; a dash for null."""
+    if value is None:
+        return NONE
+    return show(value) if isinstance(value, float) else str(value)
+
+
+def interval_text(measured: dict[str, float | None]) -> str:
+    """A value with its interval; a dash where undefined."""
+    if measured["value"] is None:
+        return NONE
+    text = show(measured["value"], 3)
+    if measured["low"] is None or measured["high"] is None:
+        return text
+    return f"{text} [{show(measured['low'], 3)}, {show(measured['high'], 3)}]"
+
+
+COUPLING = (
+    "pairs",
+    "equal decisions",
+    "discordance",
+    "\N{GREEK SMALL LETTER RHO}_eff",
+    "gain, raw",
+    "gain, deduplicated",
+    "twin tokens",
+)
+
+
+def coupling_cells(twins: pl.DataFrame) -> tuple[str, ...]:
+    """The cells of `COUPLING` for joined twins."""
+    found = coupling.account(twins)
+    if found is None:
+        return ("0",) + (NONE,) * (len(COUPLING) - 1)
+    return (*_account_cells(found), f"{int(twins['sampled'].sum()):,}")
+
+
+def _account_cells(found: VarianceAccount) -> tuple[str, ...]:
+    gains = coupling.gains(found)
+    return (
+        str(found.num_pairs),
+        NONE if found.equal_share is None else show(found.equal_share, 3),
+        interval_text(coupling.measured(found, "discordance")),
+        interval_text(coupling.measured(found, "rho_eff")),
+        interval_text(gains["raw"]),
+        interval_text(gains["deduplicated"]),
+    )
+
+
+def _by_turn(pairs: pl.DataFrame | None) -> Table | None:
+    if pairs is None:
+        return None
+    twins = coupling.joined(pairs).sort("slot")
+    slots = twins["slot"].unique().sort().to_list()
+    in_parts = any(slot >= coupling.PART_SIZE for slot in slots)
+    rows = [
+        (coupling.slot_name(slot, in_parts), *coupling_cells(twins.filter(pl.col("slot") == slot)))
+        for slot in slots
+    ]
+    head = "part.turn" if in_parts else "turn"
+    return Table(
+        caption="Coupling and spending by turn", columns=(head, *COUPLING), rows=tuple(rows)
+    )
+
+
+def _over_time(pairs: pl.DataFrame | None) -> Table | None:
+    if pairs is None:
+        return None
+    twins = coupling.joined(pairs)
+    steps = twins["step"].unique().sort().to_list()
+    if len(steps) < NUM_PERIODS:
+        return None
+    rows = []
+    for index in range(NUM_PERIODS):
+        first = steps[index * len(steps) // NUM_PERIODS]
+        last = steps[(index + 1) * len(steps) // NUM_PERIODS - 1]
+        own = twins.filter(pl.col("step").is_between(first, last))
+        rows.append((f"{first}\N{EN DASH}{last}", *coupling_cells(own)))
+    return Table(caption="Coupling over time", columns=("steps", *COUPLING), rows=tuple(rows))
+
+
+def last_values(metrics: pl.DataFrame | None) -> dict[str, tuple[int, float | None]]:
+    """The last step of each metric, and its value there."""
+    if metrics is None:
+        return {}
+    last = metrics.sort("step", maintain_order=True).group_by("name", maintain_order=True).last()
+    rows = last.sort("name").select("name", "step", "value").iter_rows()
+    return {str(name): (int(step), value) for name, step, value in rows}
+
+
+def _last_metrics(metrics: pl.DataFrame | None) -> Table | None:
+    values = last_values(metrics)
+    if not values:
+        return None
+    rows = tuple((name, text_of(value), str(step)) for name, (step, value) in values.items())
+    return Table(caption="Metrics at the end", columns=("metric", "value", "step"), rows=rows)
+
+
+def _logged(run: Path) -> Table:
+    tables = sorted({part.parent.name for part in run.glob("*/step-*.parquet")})
+    rows = []
+    for name in tables:
+        frame = logs.read([run], name)
+        num_rows = 0 if frame is None else len(frame)
+        rows.append((name, f"{num_rows:,}", str(len(logs.readable_parts(run, name)))))
+    return Table(caption="What was logged", columns=("table", "rows", "parts"), rows=tuple(rows))
+
+
+def training_tables(runs: Sequence[Path], names: dict[Path, str]) -> tuple[Table, ...]:
+    """The training runs side by side: achievement and cost, and what coupling saved."""
+    described = {row["run"]: row for row in logs.describe(runs).to_dicts()}
+    trained = [run for run in runs if described[names[run]]["method"] is not None]
+    if not trained:
+        return ()
+    achieved, saved = [], []
+    for run in trained:
+        row = described[names[run]]
+        metrics, pairs = logs.read([run], "metrics"), logs.read([run], "pairs")
+        head = (names[run], style.mark(row["method"]), text_of(row["seed"]))
+        achieved.append((*head, *_achievement(metrics)))
+        if pairs is not None:
+            cells = coupling_cells(coupling.joined(pairs))[:-1]
+            saved.append((*head, *cells, *_floor_cells(pairs)))
+    first = ("run", "method", "seed")
+    tables = [
+        Table(
+            caption="What the runs achieved, and what they spent",
+            columns=(*first, *ACHIEVEMENT),
+            rows=tuple(achieved),
+        )
+    ]
+    if saved:
+        tables.append(
+            Table(
+                caption="What coupling saved, and the floor of the replay",
+                columns=(*first, *COUPLING[:-1], *FLOOR),
+                rows=tuple(saved),
+            )
+        )
+    return tuple(tables)
+
+
+ACHIEVEMENT = (
+    "test exact match before",
+    "after",
+    "questions",
+    "factual tokens",
+    "auxiliary tokens",
+    "auxiliary / factual",
+    "seconds a step",
+)
+
+
+def _achievement(metrics: pl.DataFrame | None) -> tuple[str, ...]:
+    if metrics is None:
+        return (NONE,) * len(ACHIEVEMENT)
+    tests = metrics.filter(pl.col("name") == "eval/exact_match_share").drop_nulls("value")
+    tests = tests.sort("step")
+    ends = [_test_text(metrics, row) for row in (tests.head(1), tests.tail(1))]
+    questions = last_values(metrics).get("eval/num_questions_count", (0, None))[1]
+    factual, twin = (_total(metrics, f"train/{kind}_tokens") for kind in ("sampled", "auxiliary"))
+    seconds = metrics.filter(pl.col("name") == "time/step_seconds")["value"].median()
+    return (
+        *ends,
+        NONE if questions is None else f"{questions:.0f}",
+        f"{factual:,.0f}",
+        f"{twin:,.0f}",
+        show(twin / factual, 3) if factual else NONE,
+        show(float(seconds), 3) if isinstance(seconds, float) else NONE,
+    )
+
+
+def _total(metrics: pl.DataFrame, name: str) -> float:
+    return float(metrics.filter(pl.col("name") == name)["value"].sum())
+
+
+def _test_text(metrics: pl.DataFrame, test: pl.DataFrame) -> str:
+    if test.is_empty():
+        return NONE
+    step, value = test["step"][0], float(test["value"][0])
+    errors = metrics.filter(pl.col("name") == "eval/stderr_share", pl.col("step") == step)
+    errors = errors.drop_nulls("value")
+    return f"{value:.3f}" + (
+        f" \N{PLUS-MINUS SIGN} {errors['value'][0]:.3f}" if len(errors) else ""
+    )
+
+
+FLOOR = ("null twins", "differ by token", "differ by outcome")
+
+
+def _floor_cells(pairs: pl.DataFrame) -> tuple[str, ...]:
+    floor = coupling.null_floor(pairs)
+    if not floor["num_nulls"]:
+        return ("0", NONE, NONE)
+    names = ("num_nulls", "token_disagreements", "outcome_disagreements")
+    return tuple(str(floor[name]) for name in names)

@@ -1,0 +1,87 @@
+"""Plays a credit method in a world and sets its credit beside the exact advantage.
+
+Leaves out what a study does with the errors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from twinstats.credit import assign
+from twinstats.credit.registry import Method
+from twinstats.episodes import Credit, group_by_task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scored:
+    """The credit of a step, one entry a turn that got any.
+
+    Attributes:
+        group: Number of the turn's group.
+        place: Turn, state and action: three rows.
+        value: The credit.
+        advantage: The exact advantage.
+        num_groups: Groups of the step.
+        num_episodes: Episodes of the step.
+        factual_tokens: Tokens of the episodes.
+        auxiliary_tokens: Tokens of the forks.
+    """
+
+    group: np.ndarray
+    place: np.ndarray
+    value: np.ndarray
+    advantage: np.ndarray
+    num_groups: int
+    num_episodes: int
+    factual_tokens: int
+    auxiliary_tokens: int
+
+    @property
+    def error(self) -> np.ndarray:
+        """Credit minus advantage."""
+        error: np.ndarray = self.value - self.advantage
+        return error
+
+
+def score_step(world: Any, method: Method, *, num_tasks: int, rollouts: int, step: int) -> Scored:
+    """Plays one step, lets the method credit it and learn from it, and scores the credit."""
+    episodes = world.play(world.tasks(num_tasks), rollouts, step)
+    groups = group_by_task(episodes, seed=world.seed, step=step)
+    credits = assign(world, groups, method)
+    method.observe(step, credits)
+    return score(world, credits)
+
+
+def score(world: Any, credits: Sequence[Credit]) -> Scored:
+    """Credit and exact advantage of all credited turns of the groups' own episodes."""
+    own = [
+        (number, episode, values)
+        for number, credit in enumerate(credits)
+        for episode, values in zip(credit.episodes, credit.values, strict=True)
+        if episode.fork is None
+    ]
+    forks = [fork for credit in credits for fork in credit.info["forks"]]
+    values = np.concatenate([values for _, _, values in own])
+    kept = ~np.isnan(values)
+    return Scored(
+        group=np.repeat([number for number, _, _ in own], [len(v) for _, _, v in own])[kept],
+        place=np.concatenate([world.places(episode) for _, episode, _ in own], axis=1)[:, kept],
+        value=values[kept],
+        advantage=np.concatenate([world.truth(episode)[2] for _, episode, _ in own])[kept],
+        num_groups=len(credits),
+        num_episodes=len(own),
+        factual_tokens=sum(episode.sampled for _, episode, _ in own),
+        auxiliary_tokens=sum(fork.sampled for fork in forks),
+    )
+
+
+def gradient(world: Any, scored: Scored, weight: np.ndarray) -> np.ndarray:
+    """Sum over turns of weight * (one-hot of the action - policy), by (turn, state, action)."""
+    policy = world.policy_table()
+    turn, state, action = scored.place
+    flow = np.zeros(policy.shape)
+    np.add.at(flow, (turn, state, action), weight)
+    reached = flow.sum(axis=-1, keepdims=True)
+    return np.asarray(flow - reached * policy)

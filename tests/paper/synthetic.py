@@ -1,0 +1,233 @@
+"""Small logs with known numbers, written as the trainer and the studies write theirs."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from twinstats.records import Run, create_run, metric_rows
+
+PREFIXES = ["Find the currency of Chad's neighbours.", "Libya: see Dinar."]
+
+
+def train_run(
+    folder: Path,
+    *,
+    method: str = "twice",
+    seed: int = 0,
+    steps: int = 6,
+    recipe: str = "demo",
+    texts: Mapping[str, str] | None = None,
+) -> Path:
+    """A training run with metrics, pairs, credit and texts."""
+    run = create_run(
+        folder,
+        command=f"twice train {recipe}",
+        configuration={"recipe": recipe, "seed": seed, "credit": {"method": method, "twins": 1}},
+        seed=seed,
+        started="2026-01-01T00:00:00Z",
+    )
+    rng = np.random.default_rng([seed, len(method)])
+    total = 0
+    for step in range(steps + 1):
+        values: dict[str, float | int | None] = {}
+        if step % 3 == 0:
+            values |= {
+                "eval/exact_match_share": 0.2 + 0.05 * step + 0.01 * seed,
+                "eval/stderr_share": 0.03,
+                "eval/num_questions_count": 200,
+                "eval/total_tokens": total,
+            }
+        if step < steps:
+            auxiliary = 500 if method in ("twice", "vine") else 0
+            total += 1000 + auxiliary
+            values |= {
+                "train/outcome_share": 0.3 + 0.05 * step,
+                "train/sampled_tokens": 1000,
+                "train/auxiliary_tokens": auxiliary,
+                "train/total_tokens": total,
+                "pairs/equal_share": 0.5,
+                "loss/policy_nats": None if step == 1 else 0.1,
+                "time/step_seconds": 0.25,
+            }
+            if method == "twice":
+                write_pairs(run, step, rng)
+        run.write("metrics", step, metric_rows(step, values))
+    if method == "twice":
+        write_texts(run, texts or {})
+    run.finish("2026-01-01T00:10:00Z")
+    return folder
+
+
+def write_pairs(run: Run, step: int, rng: np.random.Generator, num: int = 24) -> None:
+    """Twins, their controls and null twins: shared luck keeps most outcomes."""
+    pairs, credit = [], []
+    for row in range(num):
+        factual, turn = f"{step}/{row}", row % 3
+        outcome = float(rng.random() < 0.5)
+        equal = bool(rng.random() < 0.4)
+        twin = outcome if equal or rng.random() < 0.7 else 1.0 - outcome
+        base = {
+            "factual": factual,
+            "task": f"task-{row % 12}",
+            "turn": turn,
+            "slot": turn,
+            "alternative": 0,
+            "factual_outcome": outcome,
+            "same_tokens": equal,
+        }
+        name = f"{factual}/{turn}.0."
+        pairs.append(
+            base
+            | {"kind": "twin", "twin": f"{name}shared.resample", "twin_outcome": twin}
+            | {"equal": equal, "sampled": 10}
+        )
+        if row % 2 == 0:
+            pairs.append(
+                base
+                | {"kind": "control", "twin": f"{name}fresh.resample", "sampled": 20}
+                | {"twin_outcome": float(rng.random() < 0.5), "equal": equal}
+            )
+        if row % 8 == 0:
+            pairs.append(
+                base
+                | {"kind": "null", "twin": f"{name}shared.keep", "twin_outcome": outcome}
+                | {"equal": True, "same_tokens": True, "sampled": 30}
+            )
+        credit += [
+            {"method": "twice", "episode": factual, "turn": t, "value": outcome - 0.25 * t}
+            for t in range(4)
+        ]
+    run.write("pairs", step, pairs)
+    run.write("credit", step, credit)
+
+
+def write_texts(run: Run, said: Mapping[str, str]) -> None:
+    """Texts of one factual and one twin that is forked at its turn 1, in a step of its own."""
+    step = 90
+    factual, twin = f"{step}/0", f"{step}/0/1.0.shared.resample"
+    pair = {
+        "kind": "twin",
+        "factual": factual,
+        "twin": twin,
+        "task": said.get("task", "chad-neighbours"),
+        "turn": 1,
+        "slot": 1,
+        "alternative": 0,
+        "factual_outcome": 1.0,
+        "twin_outcome": 0.0,
+        "equal": False,
+        "same_tokens": False,
+        "sampled": 12,
+    }
+    run.write("pairs", step, [pair])
+    values = [{"episode": factual, "turn": t, "value": 0.5 - t, "method": "twice"} for t in (0, 1)]
+    run.write("credit", step, values)
+    texts = [
+        (factual, 0, "observation", said.get("question", "Currency of Chad's neighbours?")),
+        (factual, 0, "action", "search neighbours of Chad"),
+        (factual, 1, "observation", said.get("document", "Libya, Sudan, Niger")),
+        (factual, 1, "action", said.get("action", "search currency of Libya")),
+        (factual, 2, "observation", "Libya uses the Libyan dinar."),
+        (factual, 2, "action", "answer dinar"),
+        (twin, 1, "observation", said.get("document", "Libya, Sudan, Niger")),
+        (twin, 1, "action", "search capital of Libya"),
+        (twin, 2, "observation", "The capital of Libya is Tripoli."),
+        (twin, 2, "action", "answer Tripoli"),
+    ]
+    names = ("episode", "turn", "role", "text")
+    run.write("texts", step, [dict(zip(names, row, strict=True)) for row in texts])
+
+
+def study_run(folder: Path, **tables: list[dict]) -> Path:
+    """A run of `twice simulate`: each table's rows as step 0."""
+    run = create_run(
+        folder,
+        command="twice simulate",
+        configuration={"studies": sorted(tables)},
+        seed=1,
+        started="2026-01-01T00:00:00Z",
+    )
+    for name, rows in tables.items():
+        run.write(name, 0, rows)
+    return folder
+
+
+def complexity_rows(effects: tuple[float, ...] = (0.4, 0.1, 0.02, 0.004)) -> list[dict]:
+    """Twins need 2 / effect pairs, independent rollouts 4 / effect**2."""
+    rows = []
+    for coupling, constant, power in (("shared", 2.0, 1), ("fresh", 4.0, 2)):
+        for effect in effects:
+            pairs = constant / effect**power
+            base = {"setting": "smooth", "seed": 0, "regime": "smooth", "coupling": coupling}
+            base |= {"effect": effect, "discordance": effect, "rollouts": 2 * pairs}
+            rows += [
+                base
+                | {"reading": "power", "pairs": pairs, "stderr_log_pairs": None, "censored": 0.0},
+                base
+                | {"reading": "stopping", "pairs": pairs, "stderr_log_pairs": 0.1, "censored": 0.1},
+            ]
+    return rows
+
+
+def fit_rows() -> list[dict]:
+    """The exponents of `complexity_rows`."""
+    return [
+        {"regime": "smooth", "coupling": coupling, "reading": reading, "slope": slope}
+        | {"low": slope - 0.1, "high": slope + 0.1, "num_points": 4}
+        for coupling, slope in (("shared", -1.0), ("fresh", -2.0))
+        for reading in ("power", "stopping")
+    ]
+
+
+def variance_rows() -> list[dict]:
+    """One bandit setting whose two seeds measured .4 and .6, and a chain of two turns."""
+    rows = []
+    for seed, ratio in ((0, 0.4), (1, 0.6)):
+        rows.append(_variance_row("smooth-1", seed, ratio, world="bandit", regime="smooth"))
+        for turn in (0, 1):
+            rows.append(_variance_row("chain-1", seed, ratio, world="chain", turn=turn))
+    return rows
+
+
+def _variance_row(setting: str, seed: int, ratio: float, **own: object) -> dict:
+    gain = 1 / ratio
+    row: dict = {"setting": setting, "seed": seed, "regime": None, "turn": None} | own
+    row |= {"ratio": ratio, "ratio_low": ratio - 0.06, "ratio_high": ratio + 0.08}
+    row |= {"predicted": 0.5, "num_pairs": 100, "equal_share": 0.25}
+    for name, value in (("coupling_gain", gain), ("deduplicated_gain", gain - 0.5)):
+        row |= {name: value, f"{name}_low": value - 0.3, f"{name}_high": value + 0.3}
+    return row
+
+
+def leaderboard_rows() -> list[dict]:
+    """Two methods at two budgets; one error is not positive, one cosine undefined."""
+    rows = []
+    for method, scale, is_rebuilt in (("rloo", 1.2, False), ("twice", 0.5, True)):
+        for budget in (1.0, 2.0):
+            base = {"setting": "chain-8", "world": "chain", "method": method, "budget": budget}
+            base |= {
+                "horizon": 8,
+                "density": 0.3,
+                "num_seeds": 4,
+                "reconstructed": is_rebuilt,
+                "estimates_advantage": True,
+            }
+            mse = 0.0 if (method, budget) == ("rloo", 2.0) else scale / budget
+            cosine = None if (method, budget) == ("rloo", 1.0) else 0.5
+            rows += [
+                base | {"metric": "mse", "value": mse, "low": mse * 0.8, "high": mse * 1.2},
+                base | {"metric": "cosine", "value": cosine, "low": 0.4, "high": 0.6},
+            ]
+    return rows
+
+
+def all_studies(folder: Path) -> Path:
+    """A run with the tables of all studies that figures are drawn from."""
+    return study_run(
+        folder,
+        complexity=complexity_rows(),
+        complexity_fit=fit_rows(),
+        variance=variance_rows(),
+        leaderboard=leaderboard_rows(),
+    )

@@ -1,0 +1,89 @@
+import numpy as np
+import pytest
+from scipy import stats
+
+from paper import logs
+from paper.figures import learning
+from tests.paper import synthetic
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    found = [
+        synthetic.train_run(folder / f"{method}-{seed}", method=method, seed=seed)
+        for method, seeds in (("rloo", (0, 1, 5)), ("vine", (0,)))
+        for seed in seeds
+    ]
+    return [*found, synthetic.study_run(folder / "study", complexity=[{"effect": 1.0}])]
+
+
+def test_single_seeds_are_evaluations_against_all_tokens(runs):
+    table = learning.table(runs).filter(kind="seed", measure="exact_match", run="vine-0")
+    assert table["tokens"].to_list() == [0, 4500, 9000]
+    assert table["value"].to_list() == pytest.approx([0.2, 0.35, 0.5])
+    assert table["high"].to_list() == pytest.approx([v + 1.959964 * 0.03 for v in table["value"]])
+
+
+def test_means_over_seeds_have_t_intervals(runs):
+    table = learning.table(runs).filter(kind="mean", measure="exact_match", series="rloo")
+    values = np.array([0.2, 0.21, 0.25])
+    low, high = stats.t.interval(0.95, 2, values.mean(), stats.sem(values))
+    first = table.row(0, named=True)
+    assert (first["tokens"], first["num_seeds"]) == (0, 3)
+    assert (first["value"], first["low"], first["high"]) == pytest.approx(
+        (values.mean(), low, high)
+    )
+
+
+def test_one_seed_has_no_interval(runs):
+    table = learning.table(runs)
+    vine = table.filter(series="vine", kind="mean")
+    assert vine["low"].null_count() == len(vine)
+    assert "rloo 3, vine 1. A series with one seed" in learning.caption(table)
+
+
+def test_before_and_after_are_the_first_and_last_evaluation(runs):
+    table = learning.table(runs).filter(series="rloo", measure="exact_match")
+    ends = {
+        row["kind"]: (row["tokens"], round(row["value"], 6))
+        for row in table.filter(table["kind"].is_in(["before", "after"])).to_dicts()
+    }
+    assert ends == {"before": (0, 0.22), "after": (6000, 0.52)}
+
+
+def test_means_stay_within_the_tokens_all_seeds_have(tmp_path):
+    long = synthetic.train_run(tmp_path / "long", method="rloo", seed=0, steps=6)
+    short = synthetic.train_run(tmp_path / "short", method="rloo", seed=1, steps=3)
+    table = learning.table([long, short]).filter(kind="mean", measure="exact_match")
+    assert table["tokens"].to_list() == [0, 3000]
+
+
+def test_training_outcomes_are_means_of_blocks_of_steps(tmp_path):
+    run = synthetic.train_run(tmp_path / "run", method="rloo", steps=48)
+    table = learning.table([run]).filter(kind="seed", measure="outcome")
+    assert len(table) == learning.MOST_POINTS
+    assert table["value"][0] == pytest.approx((0.3 + 0.35) / 2)
+    assert table["tokens"][0] == 1500
+
+
+def test_recipes_are_told_apart_when_there_are_several(tmp_path):
+    runs = [
+        synthetic.train_run(tmp_path / recipe, method="rloo", recipe=recipe, steps=3)
+        for recipe in ("demo", "smollm")
+    ]
+    assert learning.table(runs)["series"].unique().sort().to_list() == [
+        "demo: rloo",
+        "smollm: rloo",
+    ]
+
+
+def test_reconstructed_methods_are_marked(tmp_path):
+    table = learning.table([synthetic.train_run(tmp_path / "run", method="twice", steps=3)])
+    assert learning.draw(table).axes[0].get_legend_handles_labels()[1] == ["twice*"]
+    assert "* Reconstructed" in learning.caption(table)
+
+
+def test_runs_that_trained_nothing_are_no_logs(runs):
+    with pytest.raises(logs.MissingLogs, match="no metrics in study.*twice train"):
+        learning.table(runs[-1:])

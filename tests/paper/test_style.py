@@ -1,0 +1,52 @@
+import matplotlib
+import pytest
+
+from paper import style
+
+
+def test_nothing_of_the_style_stays_behind():
+    before = dict(matplotlib.rcParams)
+    with style.house():
+        assert matplotlib.rcParams["pdf.fonttype"] == 42
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_bars_stop_above_zero_on_log_axes():
+    below, above = style.log_bars([7.0, 3.0, 2.0], [2.0, -2.0, None], [12.0, 8.0, None])
+    assert below == pytest.approx([5.0, 2.7, 0.0])
+    assert above == pytest.approx([5.0, 5.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.05, "0.05"),
+        (0.25, "0.25"),
+        (1, "1"),
+        (10, "10"),
+        (123, "123"),
+        (1500, "1.5k"),
+        (2e7, "20M"),
+    ],
+)
+def test_numbers_on_axes_are_short(value, text):
+    assert style.short_number(value) == text
+
+
+def test_twins_have_the_first_colour_and_no_two_names_look_alike():
+    looks = style.looks([f"method-{index:02d}" for index in range(40)] + ["twice"])
+    assert looks["twice"]["color"] == style.COLOURS[0]
+    assert len({tuple(look.values()) for look in looks.values()}) == 41
+
+
+def test_svg_is_the_same_twice_and_says_no_date():
+    def picture():
+        with style.house():
+            figure, axes = style.panels(2)
+            axes[0].plot([1, 2], [3, 4], label="twin")
+            axes[0].legend()
+            return style.svg(figure)
+
+    assert picture() == picture()
+    assert "<metadata>" not in picture()

@@ -1,0 +1,166 @@
+import math
+
+import numpy as np
+import pytest
+
+from simulations.studies import STUDIES, complexity, leaderboard, load_study, unbiased, variance
+from simulations.studies.leaderboard import ENTRANTS, METRICS, summarise
+from twinstats.power import pairs_needed
+from twinstats.sequential import PairedSequence
+
+
+def quick_rows(name):
+    study = load_study(name)
+    seeds = range(study.SEEDS["quick"])
+    return [row for setting in study.QUICK for seed in seeds for row in study.run(setting, seed)]
+
+
+@pytest.fixture(scope="module")
+def quick():
+    return {name: quick_rows(name) for name in STUDIES}
+
+
+def documented(name):
+    """Columns that a study's docstring names."""
+    return load_study(name).__doc__
+
+
+@pytest.mark.parametrize("name", list(STUDIES))
+def test_quick_rows_have_the_documented_columns(quick, name):
+    rows = quick[name]
+    assert all(row.keys() == rows[0].keys() for row in rows)
+    tables = {load_study(name).TABLE: rows}
+    if name != "variance":
+        tables |= load_study(name).summarise(rows)
+    for table, own in tables.items():
+        assert f"`{table}`" in documented(name) and own
+        for column in own[0]:
+            stem = column.removesuffix("_low").removesuffix("_high")
+            assert stem in documented(name), (table, column)
+            assert not any(
+                isinstance(row[column], float) and math.isinf(row[column]) for row in own
+            )
+
+
+def test_the_variance_ratio_contains_its_exact_value():
+    for setting in variance.DEMO:
+        for row in variance.run(setting, 1) if setting.world.name.endswith("0.1") else []:
+            assert row["ratio_low"] * 0.9 < row["predicted"] < row["ratio_high"] * 1.1, row
+
+
+def test_unbiased_finds_the_wrong_ways_and_clears_the_right_ones():
+    (setting,) = unbiased.DEMO
+    rows = unbiased.summarise(unbiased.run(setting, 5))["unbiased"]
+    worst = {}
+    for row in rows:
+        key = row["method"], row["quantity"]
+        z = abs(row["bias"]) / row["stderr"] if row["stderr"] else 0.0
+        worst[key] = max(worst.get(key, 0.0), z)
+        if row["claimed"]:
+            assert z < 5, row
+    for method in ("rloo", "wrong_by_outcome", "wrong_by_length", "wrong_same_noise"):
+        assert worst[method, "advantage"] > 6, method
+
+
+def test_stopping_pairs_equal_the_sequence_fed_pair_by_pair():
+    rng = np.random.default_rng(0)
+    fast = complexity.stopping_pairs(rng, effect=0.3, discordance=0.5, num_runs=4000, cap=2000)
+    slow = []
+    for _ in range(300):
+        sequence = PairedSequence()
+        while not sequence.rejected:
+            sequence.update(rng.choice([1, -1, 0], p=[0.4, 0.1, 0.5]))
+        slow.append(sequence.num_pairs)
+    spread = np.hypot(np.std(slow) / np.sqrt(300), fast.std() / np.sqrt(4000))
+    assert abs(np.mean(slow) - fast.mean()) < 5 * spread
+
+
+def test_stopping_counts_ties_and_censors_at_the_cap():
+    rng = np.random.default_rng(0)
+    sure = complexity.stopping_pairs(rng, effect=1.0, discordance=1.0, num_runs=5, cap=100)
+    assert sure.tolist() == [8.0] * 5
+    cut = complexity.stopping_pairs(rng, effect=0.001, discordance=0.5, num_runs=50, cap=50)
+    assert np.isnan(cut).mean() > 0.8
+
+
+def test_twins_are_linear_where_smooth_and_quadratic_where_they_cancel():
+    rows = []
+    for setting in complexity.DEMO:
+        if setting.regime in ("smooth", "cancelling", "adverse"):
+            rows += complexity.run(setting, 0)
+    fits = {
+        (r["regime"], r["coupling"], r["reading"]): r
+        for r in complexity.summarise(rows)["complexity_fit"]
+    }
+    assert fits["smooth", "shared", "power"]["slope"] == pytest.approx(-1, abs=0.02)
+    for key in (("smooth", "fresh"), ("cancelling", "shared"), ("adverse", "shared")):
+        assert fits[*key, "power"]["slope"] == pytest.approx(-2, abs=0.04)
+    stopped = fits["smooth", "shared", "stopping"]
+    assert stopped["low"] < -1 < stopped["high"]
+    assert "hit the cap" in fits["smooth", "fresh", "stopping"]["reason"]
+    power = next(r for r in rows if r["reading"] == "power" and r["effect"] < 0.1)
+    assert power["pairs"] == pairs_needed(power["effect"], discordance=power["discordance"])
+
+
+def test_leaderboard_has_every_method_and_metric(quick):
+    rows = summarise(quick["leaderboard"])["leaderboard"]
+    assert {row["method"] for row in rows} == set(ENTRANTS)
+    assert {row["metric"] for row in rows} == set(METRICS)
+    for row in rows:
+        blank = row["metric"] in ("bias", "variance") and not row["estimates_advantage"]
+        assert not (blank and row["value"] is not None)
+        assert (row["value"] is None) == (row["reason"] is not None)
+    assert {row["method"] for row in rows if row["reconstructed"]} == {"twice", "budget"}
+
+
+def point(method, seed, tokens, credit):
+    truth = np.array([1.0, -1.0])
+    return {
+        "setting": "s",
+        "world": "chain",
+        "horizon": 2,
+        "density": 1.0,
+        "seed": seed,
+        "method": method,
+        "knob": tokens,
+        "estimates_advantage": method != "grpo",
+        "reconstructed": False,
+        "tokens": tokens,
+        "auxiliary_tokens": 0.0,
+        "base_tokens": 1.0,
+        "num_turns": 2.0,
+        "error": float((credit - truth).sum()),
+        "credit_square": float(credit @ credit),
+        "credit_truth": float(credit @ truth),
+        "truth_square": 2.0,
+        "sign_accuracy": 1.0,
+        "kendall": 1.0,
+        "cosine": 0.5,
+    }
+
+
+def test_leaderboard_by_hand():
+    """Two seeds, two points of tokens 1 and 4; budget 2 is half way in log tokens."""
+    rows = []
+    for method in ("rloo", "grpo"):
+        for seed in (0, 1):
+            rows.append(point(method, seed, 1.0, np.array([2.0, -2.0])))
+            rows.append(point(method, seed, 4.0, np.array([2.0, 0.0])))
+    found = {
+        (r["method"], r["metric"]): r["value"]
+        for r in summarise(rows)["leaderboard"]
+        if r["budget"] == 2.0
+    }
+    assert found["rloo", "mse"] == pytest.approx((1 + 1) / 2)
+    assert found["rloo", "bias"] == pytest.approx((0 + 1) / 2)
+    assert found["rloo", "variance"] == pytest.approx((1 + 0) / 2)
+    # scales 4 / 8 and 2 / 4: errors 0 and ((1 - 1)^2 + (0 + 1)^2) / 2
+    assert found["grpo", "mse"] == found["rloo", "mse_scaled"] == pytest.approx((0 + 0.5) / 2)
+    assert found["grpo", "bias"] is None
+
+
+def test_raw_and_deduplicated_branches_differ_by_equal_decisions_only():
+    settings = [s for s in leaderboard.QUICK if s.name != "bandit"]
+    rows = [r for s in settings for seed in range(4) for r in leaderboard.run(s, seed)]
+    spent = {m: sum(r["tokens"] for r in rows if r["method"] == m) for m in ENTRANTS}
+    assert spent["twice"] <= spent["independent"] < spent["independent_raw"]

@@ -1,0 +1,1 @@
+"""The only package that imports torch: it trains agents with the credit methods of twinstats."""

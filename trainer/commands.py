@@ -1,0 +1,122 @@
+"""The commands `twice train` and `twice evaluate`. torch is imported only when one runs."""
+
+import warnings
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from trainer.config import Config, changed, from_dict
+from trainer.recipes import recipe
+from twinstats.records import read_run
+
+if TYPE_CHECKING:
+    from trainer.policy import Policy
+
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="Change one field: path=value.", metavar="P=V")
+]
+
+
+def train(
+    name: Annotated[str, typer.Argument(metavar="RECIPE", help="What to train: demo.")],
+    out: Annotated[Path, typer.Option(help="Run folder to write.")],
+    settings: Settings = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint.")
+    ] = False,
+) -> None:
+    """Train an agent with a recipe; any field can be changed by --set."""
+    run_training(changed(recipe(name), settings or []), out, resume=resume)
+
+
+def run_training(config: Config, out: Path, *, resume: bool = False) -> Path:
+    """Warms up (or takes from the cache) and trains, with progress bars."""
+    from trainer.setup import make_method
+    from trainer.train import train as train_policy
+
+    make_method(config)  # a wrong method is refused before the warm-up
+    policy = warmed(config)
+    with _bar() as bar:
+        task = bar.add_task(f"{config.credit.method}", total=config.length.steps, note="")
+
+        def on_step(step: int, metrics: dict[str, float]) -> None:
+            share, tokens = metrics["train/outcome_share"], metrics["train/total_tokens"]
+            limit = config.length.total_tokens
+            done = tokens / limit * config.length.steps if limit else step
+            bar.update(task, completed=done, note=f"right {share:.2f}  tokens {tokens:,.0f}")
+
+        return train_policy(config, policy, out, started=_now, resume=resume, on_step=on_step)
+
+
+def warmed(config: Config) -> "Policy":
+    """The warmed-up policy of a configuration."""
+    from trainer.setup import cache_folder
+    from trainer.warmup import warm_policy
+
+    _quiet()
+    with _bar() as bar:
+        task = bar.add_task("warm-up", total=config.warmup.steps, note="", visible=False)
+
+        def progress(step: int, steps: int, loss: float) -> None:
+            bar.update(task, completed=step, total=steps, visible=True, note=f"loss {loss:.2f}")
+
+        return warm_policy(config, cache_folder(), progress)
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run folder of `twice train`.")],
+    checkpoint: Annotated[int | None, typer.Option(help="Step; default the newest.")] = None,
+    settings: Settings = None,
+) -> None:
+    """Evaluate a run's checkpoint on the test questions, sampled and greedy."""
+    from trainer.checkpoint import load_checkpoint, newest
+    from trainer.evaluate import evaluate as evaluate_policy
+    from trainer.evaluate import evaluation_tasks
+    from trainer.setup import make_rollout
+    from trainer.train import load_weights
+    from twinstats.errors import UsageError
+
+    config = changed(from_dict(read_run(run)["configuration"]), settings or [])
+    path = newest(run / "checkpoints", checkpoint)
+    if path is None:
+        raise UsageError(f"{run} has no checkpoint yet.")
+    policy = warmed(config)
+    loaded = load_checkpoint(path)
+    load_weights(policy, loaded)
+    rollout = make_rollout(policy, config)
+    for label, temperature in (("sampled", None), ("greedy", 0.0)):
+        found, _ = evaluate_policy(rollout, evaluation_tasks(config), 0, temperature=temperature)
+        typer.echo(
+            f"step {loaded.step}, {label}: exact match {found.exact_match:.3f} "
+            f"(standard error {found.stderr:.3f}, {found.num_questions} questions), "
+            f"all right {found.all_right:.3f}"
+        )
+
+
+def _bar() -> Progress:
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def _quiet() -> None:
+    """Keeps the model library's own progress bars and notices off the terminal."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", module="transformers")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

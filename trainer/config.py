@@ -1,0 +1,230 @@
+"""The configuration of a run: one frozen tree, and changes to it by `path=value`.
+
+A field exists only if a second value is in use. Leaves out where the defaults come from: recipes.
+"""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from twinstats.errors import UsageError, unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """A Qwen2-architecture model that is built on the spot."""
+
+    layers: int = 2
+    hidden: int = 128
+    intermediate: int = 512
+    heads: int = 4
+    kv_heads: int = 2
+    vocabulary: int = 3072
+    max_length: int = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmupConfig:
+    """Supervised warm-up on demonstrations of mixed quality."""
+
+    episodes: int = 16000
+    four_part_share: float = 0.5
+    steps: int = 1000
+    warmup_steps: int = 40
+    decay_share: float = 0.4
+    rows: int = 12
+    row_tokens: int = 256
+    learning_rate: float = 4e-3
+    observation_weight: float = 0.3
+    minimum_exact_match: float = 0.25
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskConfig:
+    """What is played."""
+
+    name: str = "facts"
+    parts: int = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutConfig:
+    """How episodes are played."""
+
+    groups: int = 4
+    group_size: int = 8
+    temperature: float = 1.0
+    max_turn_tokens: int = 32
+    max_batch: int = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditConfig:
+    """The credit method; a method takes from here the options it has.
+
+    `budget` is the expected auxiliary tokens as a multiple of the factual ones; none means
+    `twins` twins of every turn.
+    """
+
+    method: str = "rloo"
+    twins: int = 1
+    rollouts: int = 3
+    budget: float | None = 1.0
+    explore: float = 0.1
+    null: float = 0.05
+    fresh: float = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossConfig:
+    """The clipped policy gradient."""
+
+    ratio: Literal["token", "turn"] = "token"
+    aggregation: Literal["token", "turn", "constant"] = "turn"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW."""
+
+    learning_rate: float = 2e-5
+    weight_decay: float = 0.0
+    max_gradient_norm: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthConfig:
+    """When training ends: after `steps`, or once `total_tokens` were sampled."""
+
+    steps: int = 100
+    total_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationConfig:
+    """Evaluation on test questions, before and after and every `every` steps (0: never between)."""
+
+    questions: int = 500
+    every: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """A checkpoint every `every` steps and at the end; the last `keep` stay."""
+
+    every: int = 20
+    keep: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """How much text is logged: the factuals of `text_rows` rows a step, with their forks."""
+
+    text_rows: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The whole of a training run."""
+
+    recipe: str
+    seed: int = 0
+    model: ModelConfig = field(default_factory=ModelConfig)
+    warmup: WarmupConfig = field(default_factory=WarmupConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    credit: CreditConfig = field(default_factory=CreditConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    length: LengthConfig = field(default_factory=LengthConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+
+def changed(config: Config, assignments: Sequence[str]) -> Config:
+    """The configuration with each `path=value` set; a value is parsed by its field's type.
+
+    Raises:
+        UsageError: Not of that form, an unknown path (the nearest is named), or a value that the
+            field's type does not allow.
+    """
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals:
+            raise UsageError(f"`--set` takes path=value, got {assignment!r}.")
+        config = _with(config, path.strip(), path.strip().split("."), text, paths(config))
+    return config
+
+
+def paths(tree: Any, prefix: str = "") -> list[str]:
+    """The dotted paths of all leaves of a configuration."""
+    found = []
+    for item in dataclasses.fields(tree):
+        value = getattr(tree, item.name)
+        name = f"{prefix}{item.name}"
+        found += paths(value, f"{name}.") if dataclasses.is_dataclass(value) else [name]
+    return found
+
+
+def _with(tree: Any, path: str, names: list[str], text: str, known: list[str]) -> Any:
+    if path not in known or path == "recipe":
+        raise unknown("configuration key", path, [name for name in known if name != "recipe"])
+    name, rest = names[0], names[1:]
+    if rest:
+        return dataclasses.replace(
+            tree, **{name: _with(getattr(tree, name), path, rest, text, known)}
+        )
+    hint = typing.get_type_hints(type(tree))[name]
+    return dataclasses.replace(tree, **{name: parse(hint, text, path)})
+
+
+def parse(hint: Any, text: str, path: str) -> Any:
+    """Text as a value of a field's type.
+
+    Raises:
+        UsageError: The text is no value of that type; the message names the path.
+    """
+    if typing.get_origin(hint) is Literal:
+        if text in typing.get_args(hint):
+            return text
+        raise unknown(f"value of {path}", text, typing.get_args(hint))
+    if typing.get_origin(hint) is types.UnionType:
+        if text.lower() in ("none", "null"):
+            return None
+        hint = next(part for part in typing.get_args(hint) if part is not type(None))
+    if hint is bool:
+        return _flag(text, path)
+    try:
+        return hint(text)
+    except ValueError as error:
+        raise UsageError(f"`{path}` must be {hint.__name__}, got {text!r}.") from error
+
+
+def _flag(text: str, path: str) -> bool:
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if text.lower() not in words:
+        raise UsageError(f"`{path}` must be true or false, got {text!r}.")
+    return words[text.lower()]
+
+
+def from_dict(values: dict[str, Any]) -> Config:
+    """The configuration that `dataclasses.asdict` gave these values."""
+    config: Config = _built(Config, values)
+    return config
+
+
+def _built(kind: Any, values: dict[str, Any]) -> Any:
+    hints = typing.get_type_hints(kind)
+    return kind(
+        **{
+            name: _built(hints[name], value) if dataclasses.is_dataclass(hints[name]) else value
+            for name, value in values.items()
+        }
+    )

@@ -1,0 +1,33 @@
+"""Tasks an agent can be trained on, by name. Torch-free: text in, text out.
+
+What an environment is stands in `trainer.tasks.environment`; a new task is one module and one line
+here.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from trainer.tasks.environment import Environment, Replay, Row, Step, replay
+from trainer.tasks.facts import Facts
+
+ENVIRONMENTS: Mapping[str, type[Environment]] = MappingProxyType({"facts": Facts})
+
+
+def names() -> tuple[str, ...]:
+    """Names of all tasks, in order of the registry."""
+    return tuple(ENVIRONMENTS)
+
+
+def make(name: str, **options: Any) -> Environment:
+    """A new environment of the task `name`, for one episode at a time.
+
+    Raises:
+        ValueError: No task has this name.
+    """
+    if name not in ENVIRONMENTS:
+        raise ValueError(f"`name` must be one of {', '.join(names())}, got {name!r}.")
+    return ENVIRONMENTS[name](**options)
+
+
+__all__ = ["ENVIRONMENTS", "Environment", "Replay", "Row", "Step", "make", "names", "replay"]

@@ -1,0 +1,301 @@
+"""The training loop: play, credit, update, log.
+
+Every random choice is keyed by seed and step, so a resumed run continues bit for bit on a CPU.
+Leaves out: several processes, schedules, several updates a step.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    newest,
+    optimizer_tensors,
+    restore_optimizer,
+    save_checkpoint,
+)
+from trainer.config import Config
+from trainer.evaluate import evaluate, evaluation_tasks
+from trainer.learner import engine_gap, update
+from trainer.policy import Policy
+from trainer.rollout import Rollout
+from trainer.setup import make_method, make_optimizer, make_rollout
+from trainer.tasks.questions import split_questions
+from trainer.tasks.rows import parts
+from twinstats.credit import Method, assign
+from twinstats.credit.budget import allocation_rows
+from twinstats.episodes import RESAMPLE, Credit, Episode, Group, Task, group_by_task
+from twinstats.errors import UsageError
+from twinstats.records import Run, create_run, metric_rows, reopen_run
+from twinstats.rows import (
+    credit_rows,
+    episode_rows,
+    is_equal_decision,
+    null_disagreements,
+    pair_rows,
+    turn_rows,
+)
+
+OnStep = Callable[[int, dict[str, float]], None]
+
+
+@dataclass(slots=True)
+class Training:
+    """A run in progress."""
+
+    config: Config
+    policy: Policy
+    rollout: Rollout
+    method: Method
+    optimizer: torch.optim.Optimizer
+    run: Run
+    step: int = 0
+    total_tokens: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the steps or the tokens are used up."""
+        limit = self.config.length.total_tokens
+        return self.step >= self.config.length.steps or (
+            limit is not None and self.total_tokens >= limit
+        )
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where its checkpoints are."""
+        return self.run.path / "checkpoints"
+
+
+def train(
+    config: Config,
+    policy: Policy,
+    out: Path,
+    *,
+    started: Callable[[], str],
+    resume: bool = False,
+    on_step: OnStep | None = None,
+) -> Path:
+    """Trains a warmed-up policy into the run folder `out`.
+
+    Args:
+        config: The whole configuration.
+        policy: Where training starts; it is changed.
+        out: A new run folder, or with `resume` one to go on with.
+        started: Tells the time, for `run.json`.
+        resume: Go on from the newest checkpoint.
+        on_step: Gets each step's number and metrics.
+
+    Raises:
+        UsageError: The folder exists, or was made with another configuration or other data.
+        RuntimeError: The warmed-up policy answers too little to learn from.
+    """
+    method = make_method(config)  # before anything is written
+    run = (
+        reopen_run(out, asdict(config))
+        if resume
+        else create_run(
+            out,
+            command=f"twice train {config.recipe}",
+            configuration=asdict(config),
+            seed=config.seed,
+            started=started(),
+        )
+    )
+    training = Training(
+        config, policy, make_rollout(policy, config), method, make_optimizer(policy, config), run
+    )
+    if not (resume and _restore(training)):
+        run.rewind(-1)
+        _evaluate_first(training)
+    while not training.is_over:
+        training.step += 1
+        metrics = _step(training)
+        if on_step is not None:
+            on_step(training.step, metrics)
+        if training.step % config.checkpoint.every == 0 or training.is_over:
+            _save(training)
+    run.finish(started())
+    return run.path
+
+
+def _step(training: Training) -> dict[str, float]:
+    """One step: episodes, credit, update, logs."""
+    begun = time.perf_counter()
+    config = training.config
+    tasks = train_tasks(config, training.step)
+    episodes = training.rollout.play(tasks, config.rollout.group_size, training.step)
+    groups = group_by_task(episodes, seed=config.seed, step=training.step)
+    credits = assign(training.rollout, groups, training.method)
+    gap = engine_gap(training.policy, episodes, config)
+    metrics = update(training.policy, training.optimizer, credits, config)
+    training.method.observe(training.step, credits)
+    forks = [fork for credit in credits for fork in credit.info["forks"]]
+    metrics |= _play_metrics(groups, credits, forks)
+    training.total_tokens += int(
+        metrics["train/sampled_tokens"] + metrics["train/auxiliary_tokens"]
+    )
+    metrics["train/total_tokens"] = training.total_tokens
+    metrics["engine/logprob_gap_nats"] = gap
+    metrics["time/step_seconds"] = time.perf_counter() - begun
+    _log(training, episodes, forks, credits)
+    every = config.evaluation.every
+    if training.is_over or (every and training.step % every == 0):
+        metrics |= _evaluation_metrics(training)
+    training.run.write("metrics", training.step, metric_rows(training.step, metrics))
+    return metrics
+
+
+def train_tasks(config: Config, step: int) -> list[Task]:
+    """The tasks of a step: a function of seed and step alone."""
+    rows = parts("train", config.task.parts, key=f"train/{config.seed}/{step}")
+    return [Task(row.id, row.info) for row in rows[: config.rollout.groups]]
+
+
+def data_fingerprint() -> str:
+    """A digest of all training questions: other data cannot resume a run."""
+    ids = "\n".join(question.id for question in split_questions("train"))
+    return hashlib.sha256(ids.encode()).hexdigest()[:16]
+
+
+def _play_metrics(
+    groups: Sequence[Group], credits: Sequence[Credit], forks: Sequence[Episode]
+) -> dict[str, float]:
+    episodes = [episode for group in groups for episode in group.episodes]
+    outcomes = [episode.outcome for episode in episodes if episode.outcome is not None]
+    uninformative = sum(
+        bool(credit.info["zero_variance"] or credit.info["singleton_groups"]) for credit in credits
+    )
+    metrics = {
+        "train/outcome_share": float(np.mean(outcomes)) if outcomes else float("nan"),
+        "train/success_share": float(np.mean([bool(episode.success) for episode in episodes])),
+        "train/truncated_count": sum(episode.truncated for episode in episodes),
+        "train/failed_count": sum(e.outcome is None for e in [*episodes, *forks]),
+        "train/sampled_tokens": sum(episode.sampled for episode in episodes),
+        "train/auxiliary_tokens": sum(fork.sampled for fork in forks),
+        "credit/informative_groups_share": 1 - uninformative / len(groups),
+    }
+    return metrics | _fork_metrics(forks)
+
+
+def _fork_metrics(forks: Sequence[Episode]) -> dict[str, float]:
+    resampled = [
+        fork
+        for fork in forks
+        if fork.outcome is not None and fork.fork is not None and fork.fork.action is RESAMPLE
+    ]
+    if not forks:
+        return {}
+    count, by_token, by_outcome = null_disagreements(forks)
+    equal = [is_equal_decision(fork) for fork in resampled]
+    return {
+        "pairs/equal_share": float(np.mean(equal)) if equal else float("nan"),
+        "pairs/null_count": count,
+        "pairs/null_token_disagreements_count": by_token,
+        "pairs/null_outcome_disagreements_count": by_outcome,
+    }
+
+
+def _evaluation_metrics(training: Training) -> dict[str, float]:
+    tasks = evaluation_tasks(training.config)
+    sampled, episodes = evaluate(training.rollout, tasks, 0)
+    greedy, _ = evaluate(training.rollout, tasks, 0, temperature=0.0)
+    rows = episode_rows(episodes, "evaluation")
+    training.run.write("evaluations", training.step, rows)
+    return {
+        "eval/exact_match_share": sampled.exact_match,
+        "eval/stderr_share": sampled.stderr,
+        "eval/all_right_share": sampled.all_right,
+        "eval/greedy_exact_match_share": greedy.exact_match,
+        "eval/greedy_stderr_share": greedy.stderr,
+        "eval/num_questions_count": sampled.num_questions,
+        "eval/total_tokens": training.total_tokens,
+    }
+
+
+def _evaluate_first(training: Training) -> None:
+    """Evaluates before the first step, and refuses a policy that has not learned to search."""
+    metrics = _evaluation_metrics(training)
+    training.run.write("metrics", 0, metric_rows(0, metrics))
+    least = training.config.warmup.minimum_exact_match
+    if metrics["eval/exact_match_share"] < least:
+        raise RuntimeError(
+            f"The warmed-up policy answers {metrics['eval/exact_match_share']:.3f} of the test "
+            f"questions, below `warmup.minimum_exact_match` {least}: more `warmup.steps` may help."
+        )
+
+
+def _log(
+    training: Training,
+    episodes: Sequence[Episode],
+    forks: Sequence[Episode],
+    credits: Sequence[Credit],
+) -> None:
+    step, run = training.step, training.run
+    run.write("episodes", step, episode_rows([*episodes, *forks]))
+    run.write("turns", step, turn_rows(episodes))
+    run.write("pairs", step, pair_rows(forks))
+    run.write("allocations", step, allocation_rows(credits))
+    run.write("credit", step, credit_rows(credits, training.method.name))
+    run.write("texts", step, text_rows(training, [*episodes, *forks]))
+
+
+def text_rows(training: Training, episodes: Sequence[Episode]) -> list[dict[str, Any]]:
+    """Rows of the table `texts` for the first rows of a step; of a fork, its own turns only."""
+    decode = training.policy.decode
+    return [
+        {"episode": episode.name, "turn": index, "role": role, "text": decode(ids)}
+        for episode in episodes
+        if episode.row < training.config.log.text_rows
+        for index, turn in enumerate(episode.turns)
+        if episode.owner(index) is episode
+        for role, ids in (("observation", turn.info["shown"]), ("action", turn.action))
+    ]
+
+
+def _save(training: Training) -> None:
+    state = {
+        "total_tokens": training.total_tokens,
+        "method": training.method.state(),
+        "exact_replay": training.rollout.exact_replay,
+        "data": data_fingerprint(),
+    }
+    model = {
+        name: value.detach().clone() for name, value in training.policy.model.named_parameters()
+    }
+    checkpoint = Checkpoint(training.step, model, optimizer_tensors(training.optimizer), state)
+    save_checkpoint(training.checkpoints, checkpoint, keep=training.config.checkpoint.keep)
+
+
+def _restore(training: Training) -> bool:
+    """Takes up the newest checkpoint; false when the run has none."""
+    path = newest(training.checkpoints)
+    if path is None:
+        return False
+    checkpoint = load_checkpoint(path)
+    if checkpoint.state["data"] != data_fingerprint():
+        raise UsageError(f"{path} was made with other training questions than these.")
+    load_weights(training.policy, checkpoint)
+    restore_optimizer(training.optimizer, checkpoint.optimizer)
+    training.method.load(checkpoint.state["method"])
+    training.rollout.exact_replay = checkpoint.state["exact_replay"]
+    training.step, training.total_tokens = checkpoint.step, checkpoint.state["total_tokens"]
+    training.run.rewind(training.step)
+    return True
+
+
+def load_weights(policy: Policy, checkpoint: Checkpoint) -> None:
+    """Gives a policy the weights of a checkpoint."""
+    own = dict(policy.model.named_parameters())
+    if own.keys() != checkpoint.model.keys():
+        raise UsageError("The checkpoint's weights are not those of this model.")
+    with torch.no_grad():
+        for name, value in checkpoint.model.items():
+            own[name].copy_(value)

@@ -1,0 +1,144 @@
+"""Supervised warm-up: a model that can play the task, made on the spot and cached.
+
+The cache is keyed by the configuration that made it, so nothing stale is ever used. A warm-up
+that did not learn fails loudly: the copying that search needs appears as a phase change.
+Leaves out how demonstrations are made (`tasks.demonstrations`).
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trainer.config import Config
+from trainer.policy import Policy, build_model, build_tokenizer, load_policy
+from trainer.tasks.demonstrations import Demonstration, demonstrations, text_of
+from trainer.tasks.facts import SPECIAL_TOKENS
+from twinstats.noise import generator
+
+RECIPE_VERSION = 1  # raise it whenever this module or the demonstrations change what they make
+
+Progress = Callable[[int, int, float], None]
+
+
+def warm_policy(config: Config, cache: Path, progress: Progress | None = None) -> Policy:
+    """The warmed-up policy of a configuration, from the cache or made now.
+
+    Args:
+        config: Its `model`, `task` and `warmup` decide.
+        cache: Folder that keeps warmed-up policies.
+        progress: Gets (step, steps, loss) while a new one is made.
+    """
+    folder = cache / f"warmup-{fingerprint(config)}"
+    if not (folder / "model.safetensors").is_file():
+        policy = _made(config, progress)
+        temporary = cache / f".{folder.name}.{os.getpid()}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        policy.save(temporary)
+        _publish(temporary, folder)
+    return load_policy(folder)
+
+
+def fingerprint(config: Config) -> str:
+    """A digest of all that a warmed-up policy depends on."""
+    parts = {"version": RECIPE_VERSION, "task": config.task.name}
+    parts |= {"model": asdict(config.model), "warmup": asdict(config.warmup)}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _publish(temporary: Path, folder: Path) -> None:
+    try:
+        temporary.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+        shutil.rmtree(temporary)  # another process was first, with the same contents
+
+
+def _made(config: Config, progress: Progress | None) -> Policy:
+    warmup = config.warmup
+    rng = generator(warmup.seed, "warmup/demonstrations")
+    num_four = round(warmup.episodes * warmup.four_part_share)
+    episodes = demonstrations(num_four, num_parts=4, rng=rng)
+    episodes += demonstrations(warmup.episodes - num_four, num_parts=1, rng=rng)
+    tokenizer = build_tokenizer(
+        (text_of(episode.segments) for episode in episodes),
+        vocabulary=config.model.vocabulary,
+        special=SPECIAL_TOKENS,
+    )
+    policy = Policy(build_model(config.model, seed=warmup.seed), tokenizer)
+    rows = _packed(policy, episodes, config, rng)
+    _fit(policy, rows, config, progress)
+    return policy
+
+
+def _packed(
+    policy: Policy, episodes: list[Demonstration], config: Config, rng: np.random.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Episodes in random order, laid end to end in rows of equal length: ids and weights."""
+    ids: list[int] = []
+    weights: list[float] = []
+    for index in rng.permutation(len(episodes)):
+        for segment in episodes[index].segments:
+            tokens = policy.encode(segment.text)
+            ids += tokens
+            weight = 1.0 if segment.is_sampled else config.warmup.observation_weight
+            weights += [weight] * len(tokens)
+    width = config.warmup.row_tokens
+    count = len(ids) // width
+    shape = (count, width)
+    return (
+        torch.tensor(ids[: count * width]).reshape(shape),
+        torch.tensor(weights[: count * width]).reshape(shape),
+    )
+
+
+def _fit(
+    policy: Policy,
+    rows: tuple[torch.Tensor, torch.Tensor],
+    config: Config,
+    progress: Progress | None,
+) -> None:
+    warmup = config.warmup
+    optimizer = torch.optim.AdamW(
+        policy.model.parameters(), lr=warmup.learning_rate, weight_decay=0.01
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config))
+    ids, weights = rows
+    policy.model.train()
+    for step in range(warmup.steps):
+        index = torch.arange(step * warmup.rows, (step + 1) * warmup.rows) % len(ids)
+        loss = _loss(policy, ids[index], weights[index])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if progress is not None:
+            progress(step + 1, warmup.steps, float(loss.detach()))
+    policy.model.eval()
+
+
+def _loss(policy: Policy, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Weighted mean cross-entropy of the next token, nats."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = policy.model(input_ids=ids).logits[:, :-1]
+    each = torch.nn.functional.cross_entropy(
+        logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
+    )
+    weight = weights[:, 1:].flatten()
+    return (each * weight).sum() / weight.sum()
+
+
+def _rate(step: int, config: Config) -> float:
+    """Linear up, flat, linear down to 0."""
+    warmup = config.warmup
+    up = (step + 1) / warmup.warmup_steps
+    down = (warmup.steps - step) / (warmup.decay_share * warmup.steps)
+    return min(1.0, up, down)

@@ -1,0 +1,250 @@
+"""Solvers behind `allocation`: continuous counts with limits, and whole numbers.
+
+Leaves out checking: `allocation` does it at its door.
+"""
+
+import heapq
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+ROUNDING = 1e-9
+_LARGEST_DENOMINATOR = 1_000
+_MOST_UNITS = 4_000
+_MOST_ROWS = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Minimise sum (or max) of loss / count with low <= count <= high and prices `cost`."""
+
+    loss: np.ndarray
+    cost: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    is_sum: bool
+
+    @property
+    def direction(self) -> np.ndarray:
+        """What the optimum without limits is proportional to."""
+        return np.sqrt(self.loss / self.cost) if self.is_sum else self.loss
+
+    @property
+    def has_equal_costs(self) -> bool:
+        """Whether every unit has the same price."""
+        return bool(np.all(self.cost == self.cost[0]))
+
+    def value(self, counts: np.ndarray) -> float:
+        """The objective; arms without loss want nothing."""
+        wanted = self.loss > 0
+        with np.errstate(divide="ignore", over="ignore"):
+            terms = self.loss[wanted] / counts[wanted]
+        return float(terms.sum() if self.is_sum else terms.max(initial=0.0))
+
+    def spent(self, counts: np.ndarray) -> float:
+        """What the counts cost; an arm with infinite count counts as infinite."""
+        return float((self.cost * counts).sum())
+
+    def scaled(self, t: float) -> np.ndarray:
+        """The optimum on the ray t * direction, clipped to the limits (the KKT conditions)."""
+        return np.asarray(np.clip(t * self.direction, self.low, self.high))
+
+    def whole(self, t: float) -> np.ndarray:
+        """Where greedy stands when no unit left is worth a price of 1/t**2 (1/t for minimax).
+
+        For the sum, unit n + 1 gains loss / (n (n + 1)); at most one above t * direction.
+        """
+        ray = t * self.direction
+        steps = np.floor((1 + np.sqrt(1 + 4 * ray**2)) / 2) if self.is_sum else np.ceil(ray)
+        return np.asarray(np.clip(np.where(self.loss > 0, steps, 0), self.low, self.high))
+
+    def worth(self, arm: int, count: float) -> float:
+        """What one more unit of an arm is worth: gain per price, or the term itself."""
+        loss = float(self.loss[arm])
+        return loss / (count * (count + 1)) / float(self.cost[arm]) if self.is_sum else loss / count
+
+
+def continuous_within(problem: Problem, budget: float) -> np.ndarray:
+    """The clipped ray that spends the budget, or everything at `high` when that costs less.
+
+    Spending is piecewise linear in t: find the piece by bisection over breakpoints, then solve it.
+    """
+    return problem.scaled(_ray_of_budget(problem, budget))
+
+
+def _ray_of_budget(problem: Problem, budget: float) -> float:
+    direction, moving = problem.direction, problem.direction > 0
+    ends = [limit[moving] / direction[moving] for limit in (problem.low, problem.high)]
+    breaks = np.unique(np.concatenate([np.zeros(1), *ends]))
+    breaks = breaks[np.isfinite(breaks)]
+    first, last = 0, len(breaks)  # spending at breaks[first] <= budget < spending at breaks[last]
+    while last - first > 1:
+        middle = (first + last) // 2
+        within = problem.spent(problem.scaled(breaks[middle])) <= budget
+        first, last = (middle, last) if within else (first, middle)
+    t = float(breaks[first])
+    inside = (t + breaks[last]) / 2 if last < len(breaks) else 2 * t + 1
+    free = moving & (problem.low < inside * direction) & (inside * direction < problem.high)
+    slope = float(problem.cost[free] @ direction[free])
+    left = budget - problem.spent(problem.scaled(t))
+    return t + max(left, 0.0) / slope if slope > 0 else t
+
+
+def continuous_to(problem: Problem, target: float) -> np.ndarray:
+    """The cheapest counts whose value is at most the target (known to be reachable)."""
+    if not problem.is_sum:
+        return np.asarray(np.clip(problem.loss / target, problem.low, problem.high))
+    return problem.scaled(_ray_of_target(problem, target, extra=0.0))
+
+
+def _ray_of_target(problem: Problem, target: float, extra: float) -> float:
+    """The smallest t with value(scaled(t) + extra) <= target."""
+
+    def reaches(t: float) -> bool:
+        return problem.value(np.minimum(problem.scaled(t) + extra, problem.high)) <= target
+
+    if reaches(0.0):
+        return 0.0
+    low, high = 0.0, float(np.sqrt(problem.loss * problem.cost).sum() / target)
+    while not reaches(high) and high < 1e300:  # 1e300 ends it where rounding hides the target
+        low, high = high, high * (1 + ROUNDING) if low == 0 else 2 * high
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (low, middle) if reaches(middle) else (middle, high)
+    return high
+
+
+def whole_within(problem: Problem, budget: float) -> np.ndarray:
+    """Whole counts under a budget: greedy, or a table where greedy may not be optimal."""
+    spare = budget - float(problem.cost.sum())
+    counts = problem.low.copy()
+    if spare > problem.spent(problem.low):
+        counts = problem.whole(_ray_of_budget(problem, spare))
+    left = budget - problem.spent(counts)
+    queue = _queue(problem, counts)
+    while queue:
+        _, arm = heapq.heappop(queue)
+        if problem.cost[arm] > left:
+            continue
+        counts[arm] += 1
+        left -= float(problem.cost[arm])
+        _push(problem, counts, arm, queue)
+    table = _table(problem, budget)
+    if table is None:
+        return counts
+    exact = table.counts(len(table.best) - 1)
+    return exact if problem.value(exact) < problem.value(counts) * (1 - ROUNDING) else counts
+
+
+def whole_to(problem: Problem, target: float) -> np.ndarray:
+    """Cheap whole counts whose value is at most the target (known to be reachable)."""
+    target *= 1 + ROUNDING
+    if not problem.is_sum:
+        return np.asarray(np.clip(np.ceil(problem.loss / target), problem.low, problem.high))
+    counts = problem.whole(_ray_of_target(problem, target, extra=1.0))
+    if problem.value(counts) <= target:
+        counts = problem.low.copy()
+    queue = _queue(problem, counts)
+    while queue and problem.value(counts) > target:
+        _, arm = heapq.heappop(queue)
+        counts[arm] += 1
+        _push(problem, counts, arm, queue)
+    counts = _trimmed(problem, counts, target)
+    table = _table(problem, problem.spent(counts) * (1 + ROUNDING))
+    if table is None:
+        return counts
+    exact = table.counts(int(np.argmax(table.best <= target)))
+    return exact if problem.spent(exact) < problem.spent(counts) * (1 - ROUNDING) else counts
+
+
+def _queue(problem: Problem, counts: np.ndarray) -> list[tuple[float, int]]:
+    queue: list[tuple[float, int]] = []
+    for arm in np.flatnonzero(problem.loss > 0):
+        _push(problem, counts, int(arm), queue)
+    return queue
+
+
+def _push(problem: Problem, counts: np.ndarray, arm: int, queue: list[tuple[float, int]]) -> None:
+    if counts[arm] < problem.high[arm]:
+        heapq.heappush(queue, (-problem.worth(arm, float(counts[arm])), arm))
+
+
+def _trimmed(problem: Problem, counts: np.ndarray, target: float) -> np.ndarray:
+    """Gives back units that the target does not need, dearest arms first."""
+    for arm in np.argsort(-problem.cost, kind="stable"):
+        while counts[arm] > problem.low[arm]:
+            counts[arm] -= 1
+            if problem.value(counts) > target:
+                counts[arm] += 1
+                break
+    return counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    """Dynamic programme: least value for each budget, and the last arms' counts there."""
+
+    units: list[int]
+    best: np.ndarray
+    picks: list[np.ndarray]
+
+    def counts(self, budget: int) -> np.ndarray:
+        """The optimal counts at a budget in units."""
+        counts = np.zeros(len(self.units))
+        for arm in reversed(range(len(self.units))):
+            count = int(self.picks[arm][budget])
+            counts[arm] = count
+            budget -= count * self.units[arm]
+        return counts
+
+
+def _table(problem: Problem, budget: float) -> _Table | None:
+    """The exact optimum of the sum for unequal prices; null where the table would be too large."""
+    if not problem.is_sum or problem.has_equal_costs:
+        return None
+    unit = _common_unit(problem.cost)
+    if unit is None or budget / unit > _MOST_UNITS:
+        return None
+    size = math.floor(budget / unit + ROUNDING)
+    units = [round(cost / unit) for cost in problem.cost.tolist()]
+    most = [
+        int(min(high, size // price)) if loss > 0 else int(low)
+        for low, high, price, loss in zip(
+            problem.low, problem.high, units, problem.loss, strict=True
+        )
+    ]
+    if sum(most) > _MOST_ROWS:
+        return None
+    best, picks = np.zeros(size + 1), []
+    for arm, price in enumerate(units):
+        choices = range(int(problem.low[arm]), most[arm] + 1)
+        best, pick = _with_arm(best, float(problem.loss[arm]), price, choices)
+        picks.append(pick)
+    return _Table(units=units, best=best, picks=picks)
+
+
+def _with_arm(
+    best: np.ndarray, loss: float, price: int, choices: range
+) -> tuple[np.ndarray, np.ndarray]:
+    """Adds one arm: for each budget the least value over its count, and that count."""
+    least, pick = np.full(len(best), math.inf), np.zeros(len(best), np.int64)
+    for count in choices:
+        taken = count * price
+        if taken >= len(best):
+            break
+        value = best[: len(best) - taken] + (loss / count if loss > 0 else 0.0)
+        better = value < least[taken:]
+        least[taken:][better] = value[better]
+        pick[taken:][better] = count
+    return least, pick
+
+
+def _common_unit(cost: np.ndarray) -> float | None:
+    """The largest number that divides every cost, if costs are short fractions."""
+    fractions = [Fraction(value).limit_denominator(_LARGEST_DENOMINATOR) for value in cost.tolist()]
+    if not np.allclose([float(f) for f in fractions], cost, rtol=1e-12, atol=0):
+        return None
+    denominator = math.lcm(*(fraction.denominator for fraction in fractions))
+    numerator = math.gcd(*(int(fraction * denominator) for fraction in fractions))
+    return numerator / denominator

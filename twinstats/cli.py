@@ -1,0 +1,107 @@
+"""The program `twice`: finds its commands by entry point and imports one only when it is called.
+
+A package announces a command under the entry-point group `twice.commands`. An error is one
+sentence and exit code 2 (wrong usage) or 1 (failed); `--debug` shows the traceback.
+"""
+
+import importlib.metadata
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from twinstats.errors import UsageError, unknown
+
+GROUP = "twice.commands"
+EXTRAS = {"trainer": "train", "paper": "figures"}
+"""The extra that a package's commands need."""
+
+
+class Commands(TyperGroup):
+    """A command group whose commands are entry points."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all announced commands."""
+        return sorted(_announced())
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        """The command, imported now.
+
+        Raises:
+            UsageError: An unknown name, or a package whose extra is not installed.
+        """
+        announced = _announced()
+        if cmd_name not in announced:
+            raise unknown("command", cmd_name, announced)
+        return _load(announced[cmd_name])
+
+
+def invoke(name: str, arguments: Sequence[str]) -> None:
+    """Runs a command as the command line would, but lets its errors through."""
+    announced = _announced()
+    if name not in announced:
+        raise unknown("command", name, announced)
+    _load(announced[name]).main(list(arguments), prog_name=f"twice {name}", standalone_mode=False)
+
+
+def _announced() -> dict[str, importlib.metadata.EntryPoint]:
+    return {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
+
+
+def _load(entry: importlib.metadata.EntryPoint) -> click.Command:
+    package = entry.module.partition(".")[0]
+    try:
+        function = entry.load()
+    except ModuleNotFoundError as error:
+        if package not in EXTRAS or (error.name or "").partition(".")[0] == package:
+            raise
+        extra = EXTRAS[package]
+        raise UsageError(
+            f"`twice {entry.name}` needs {error.name!r}: pip install 'twinstats[{extra}]'."
+        ) from error
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(entry.name)(function)
+    return typer.main.get_command(app)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs `twice` and exits: 0 done, 1 failed, 2 wrong usage."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    app = typer.Typer(
+        cls=Commands, add_completion=False, no_args_is_help=True, rich_markup_mode=None
+    )
+    app.callback()(_root)
+    sys.exit(run(typer.main.get_command(app), [word for word in given if word != "--debug"], debug))
+
+
+def _root() -> None:
+    """Twin-world credit assignment: same luck, different choice.
+
+    Give --debug with any command to see the traceback of an error.
+    """
+
+
+def run(command: click.Command, arguments: Sequence[str], debug: bool = False) -> int:
+    """Runs a command and returns its exit code; errors go to standard error as one sentence."""
+    try:
+        result = command.main(list(arguments), prog_name="twice", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except (UsageError, NotImplementedError) as error:
+        return _failed(str(error), 2, debug)
+    except click.ClickException as error:
+        return _failed(error.format_message(), 2, debug)
+    except (KeyboardInterrupt, click.Abort):
+        return _failed("Stopped.", 1, debug)
+    except Exception as error:  # noqa: BLE001 - the outermost frame: everything becomes a sentence
+        return _failed(f"{type(error).__name__}: {error}", 1, debug)
+
+
+def _failed(message: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"twice: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,115 @@
+"""What a registry entry is, and the method that `make` builds from it.
+
+Leaves out which methods there are: that one mapping is in the package's `__init__`.
+"""
+
+import inspect
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from twinstats.episodes import Credit, Group
+from twinstats.errors import unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Something a world has to provide; `forks` says it is wanted on forks as well."""
+
+    name: str
+    forks: bool = False
+
+
+@runtime_checkable
+class Memory(Protocol):
+    """What a method carries over steps."""
+
+    def observe(self, credits: Sequence[Credit]) -> None:
+        """Learns from a finished step."""
+
+    def state(self) -> dict[str, Any]:
+        """Everything it carries, as strict JSON."""
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes up what `state` returned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A method in the registry.
+
+    Attributes:
+        function: Group and options to `Credit`, or to a generator that yields forks.
+        needs: What the world has to provide.
+        reconstructed: Built from second-hand descriptions; shown wherever the method is.
+        estimates_advantage: Whether its scale is the advantage's.
+        compares_members: Whether it is undefined for groups of one.
+        memory: Builds what it carries over steps from its options; null where it needs none.
+        finish: Called once over a step's credits.
+    """
+
+    function: Callable[..., Credit | Generator[Any, Any, Credit]]
+    needs: tuple[Need, ...] = ()
+    reconstructed: bool = False
+    estimates_advantage: bool = True
+    compares_members: bool = False
+    memory: Callable[[dict[str, Any]], Memory | None] | None = None
+    finish: Callable[[list[Credit]], list[Credit]] | None = None
+
+
+class Method:
+    """A credit method with its options and its memory."""
+
+    def __init__(self, name: str, entry: Entry, options: dict[str, Any]) -> None:
+        known = inspect.signature(entry.function).parameters
+        allowed = [p for p in known if p not in ("group", "memory")]
+        for option in options:
+            if option not in allowed:
+                raise unknown(f"option of method {name!r}", option, allowed)
+        self.name = name
+        self.options = dict(options)
+        self._entry = entry
+        self._memory = entry.memory(self.options) if entry.memory else None
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """What the world has to provide."""
+        return self._entry.needs
+
+    @property
+    def reconstructed(self) -> bool:
+        """Whether it was built from second-hand descriptions."""
+        return self._entry.reconstructed
+
+    @property
+    def estimates_advantage(self) -> bool:
+        """Whether its scale is the advantage's."""
+        return self._entry.estimates_advantage
+
+    @property
+    def compares_members(self) -> bool:
+        """Whether it is undefined for groups of one."""
+        return self._entry.compares_members
+
+    def __call__(self, group: Group) -> Credit | Generator[Any, Any, Credit]:
+        """The method on one group."""
+        memory = {"memory": self._memory} if self._memory is not None else {}
+        return self._entry.function(group, **self.options, **memory)
+
+    def finish(self, credits: list[Credit]) -> list[Credit]:
+        """What the method does once over a step's credits."""
+        return self._entry.finish(credits) if self._entry.finish else credits
+
+    def observe(self, step: int, credits: Sequence[Credit], ratios: Any = None) -> None:
+        """Learns from a finished step; called once a step, groups in row order."""
+        if self._memory is not None:
+            self._memory.observe(credits)
+
+    def state(self) -> dict[str, Any]:
+        """What it carries over steps, as strict JSON; empty without a memory."""
+        return {} if self._memory is None else self._memory.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes up what `state` returned."""
+        if self._memory is not None:
+            self._memory.load(state)

@@ -1,0 +1,55 @@
+"""VinePPO: differences of Monte Carlo values of the states along an episode."""
+
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+
+from twinstats.credit.baseline import group_info, outcomes
+from twinstats.episodes import FRESH, RESAMPLE, Credit, Fork, Group
+
+
+def vine(group: Group, *, rollouts: int = 9) -> Generator[Any, Any, Credit]:
+    """Credit A_t = V(s_{t+1}) - V(s_t) from independent continuations of every state.
+
+    V(s_t) is the mean outcome of `rollouts` forks that resample turn t and all that follows
+    (outcomes include earlier rewards, so step rewards need no term of their own). After the last
+    turn V is the outcome itself. Unbiased for the advantage.
+
+    Inputs: branching. Cost: (number of turns) * rollouts tails, the largest of the simple methods.
+    A failed fork is left out of its mean; a state without any is null, and so are its two turns.
+
+    Args:
+        group: The rollouts of a task.
+        rollouts: Continuations of each state (K, published default 9).
+
+    Raises:
+        ValueError: `rollouts` below 1.
+
+    Source: Kazemnejad et al., VinePPO, arXiv 2410.01679; a turn is our step.
+    """
+    if rollouts < 1:
+        raise ValueError(f"`rollouts` must be at least 1, got {rollouts}.")
+    return _continued(group, rollouts)
+
+
+def _continued(group: Group, rollouts: int) -> Generator[Any, Any, Credit]:
+    forks = [
+        [
+            [Fork(episode, turn, RESAMPLE, FRESH, alternative=k) for k in range(rollouts)]
+            for turn in range(episode.num_turns)
+        ]
+        for episode in group.episodes
+    ]
+    played = yield forks
+    credits = []
+    for episode, states in zip(group.episodes, played, strict=True):
+        last = outcomes([episode])
+        values = np.array([_mean(outcomes(continuations)) for continuations in states])
+        credits.append(np.diff(np.concatenate([values, last])))
+    return Credit(episodes=group.episodes, values=credits, info=group_info(group))
+
+
+def _mean(values: np.ndarray) -> float:
+    scored = values[~np.isnan(values)]
+    return float(scored.mean()) if len(scored) else np.nan

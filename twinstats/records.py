@@ -1,0 +1,369 @@
+"""The log: a run is a folder with `run.json` and one folder a table of Parquet parts.
+
+A part holds the rows of one step. It is written under a temporary name, synced and renamed, so a
+reader sees all of it or nothing. Parts of different steps may come from different processes.
+Leaves out what the rows mean for twins (`rows`).
+"""
+
+import importlib.metadata
+import json
+import math
+import os
+import re
+import subprocess
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from twinstats.errors import UsageError
+from twinstats.results import json_value
+
+SCHEMA_VERSION = 1
+NOISE_LAYOUT = "philox4x32-10/block256/u52"
+_PACKAGES = ("twinstats", "numpy", "scipy", "polars", "torch", "transformers")
+
+_TEXT, _INT, _REAL, _BOOL = pl.String, pl.Int64, pl.Float64, pl.Boolean
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "metrics": {"step": _INT, "name": _TEXT, "value": _REAL, "reason": _TEXT},
+    "episodes": {
+        "step": _INT,
+        "episode": _TEXT,
+        "parent": _TEXT,
+        "task": _TEXT,
+        "row": _INT,
+        "purpose": _TEXT,
+        "fork_turn": _INT,
+        "action": _TEXT,
+        "luck": _TEXT,
+        "alternative": _INT,
+        "outcome": _REAL,
+        "success": _BOOL,
+        "terminated": _BOOL,
+        "truncated": _BOOL,
+        "num_turns": _INT,
+        "sampled": _INT,
+        "reason": _TEXT,
+    },
+    "turns": {
+        "step": _INT,
+        "episode": _TEXT,
+        "turn": _INT,
+        "slot": _INT,
+        "num_tokens": _INT,
+        "logprob": _REAL,
+        "entropy": _REAL,
+        "reward": _REAL,
+        "state_class": _TEXT,
+    },
+    "pairs": {
+        "step": _INT,
+        "kind": _TEXT,
+        "factual": _TEXT,
+        "twin": _TEXT,
+        "task": _TEXT,
+        "turn": _INT,
+        "slot": _INT,
+        "alternative": _INT,
+        "factual_outcome": _REAL,
+        "twin_outcome": _REAL,
+        "equal": _BOOL,
+        "same_tokens": _BOOL,
+        "sampled": _INT,
+        "reason": _TEXT,
+    },
+    "allocations": {
+        "step": _INT,
+        "factual": _TEXT,
+        "turn": _INT,
+        "slot": _INT,
+        "expected": _REAL,
+        "count": _INT,
+        "predicted_discordance": _REAL,
+        "predicted_tail_tokens": _REAL,
+        "price": _REAL,
+    },
+    "credit": {
+        "step": _INT,
+        "method": _TEXT,
+        "episode": _TEXT,
+        "turn": _INT,
+        "value": _REAL,
+        "share": _REAL,
+        "truth": _REAL,
+    },
+    "texts": {
+        "step": _INT,
+        "episode": _TEXT,
+        "turn": _INT,
+        "role": _TEXT,
+        "text": _TEXT,
+    },
+}
+"""Columns of the tables that all commands share. Other tables (one a study) bring their own.
+
+`pairs.kind` is "twin" (shared luck), "control" (fresh luck), "draw" (numbered) or "null" (kept).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run that is being written.
+
+    Attributes:
+        path: Its folder.
+    """
+
+    path: Path
+
+    def write(self, table: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Writes the rows of one step as one part; no rows, no part.
+
+        NaN and infinities become null. For `metrics` the column `reason` then says which it was,
+        unless the row brought a reason.
+
+        Raises:
+            ValueError: A name that is no identifier, a column the table does not have, or a step
+                that was written before.
+        """
+        if not rows:
+            return
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", table):
+            raise ValueError(f"`table` must be lower-case letters, digits and _, got {table!r}.")
+        part = self.path / table / f"step-{step:08d}.parquet"
+        if part.exists():
+            raise ValueError(f"`step` {step} of table {table!r} is already written in {part}.")
+        frame = _frame(table, step, rows)
+        part.parent.mkdir(parents=True, exist_ok=True)
+        content = {"schema": str(SCHEMA_VERSION)}
+        temporary = part.with_suffix(f".{os.getpid()}.tmp")
+        frame.write_parquet(temporary, metadata=content)
+        _publish(temporary, part)
+
+    def rewind(self, last_step: int) -> int:
+        """Removes what was written after `last_step`, so that it can be written again.
+
+        Returns:
+            Number of parts removed.
+        """
+        parts = [part for part in _all_parts(self.path) if _step_of(part) > last_step]
+        for part in parts:
+            part.unlink()
+        for left in self.path.glob("*/*.tmp"):
+            left.unlink()
+        return len(parts)
+
+    def finish(self, finished: str) -> None:
+        """Notes in `run.json` when the run ended."""
+        write_json(self.path / "run.json", read_run(self.path) | {"finished": finished})
+
+
+def create_run(
+    path: Path | str, *, command: str, configuration: Mapping[str, Any], seed: int, started: str
+) -> Run:
+    """A new run folder with its `run.json`.
+
+    Args:
+        path: A folder that does not exist or is empty.
+        command: What was called, without machine paths.
+        configuration: The whole configuration, as JSON can hold it.
+        seed: The run's seed.
+        started: When, as text: this package has no clock.
+
+    Raises:
+        UsageError: The folder holds something already.
+    """
+    folder = Path(path)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} already exists: name another folder, or give --resume.")
+    folder.mkdir(parents=True, exist_ok=True)
+    description = {
+        "schema": SCHEMA_VERSION,
+        "command": command,
+        "configuration": json_value(configuration),
+        "seed": seed,
+        "commit": _commit(),
+        "versions": _versions(),
+        "noise": NOISE_LAYOUT,
+        "started": started,
+        "finished": None,
+    }
+    write_json(folder / "run.json", description)
+    return Run(folder)
+
+
+def reopen_run(path: Path | str, configuration: Mapping[str, Any]) -> Run:
+    """A run folder to go on with.
+
+    Raises:
+        UsageError: No run there, or one with another configuration; the fields are named.
+    """
+    folder = Path(path)
+    before = flatten(read_run(folder)["configuration"])
+    now = flatten(json_value(configuration))
+    changed = sorted(
+        name for name in before.keys() | now.keys() if before.get(name) != now.get(name)
+    )
+    if changed:
+        listed = ", ".join(f"{name} ({before.get(name)} -> {now.get(name)})" for name in changed)
+        raise UsageError(f"{folder} was made with another configuration: {listed}.")
+    return Run(folder)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The leaves of a nested mapping by their dotted paths."""
+    leaves: dict[str, Any] = {}
+    for name, value in tree.items():
+        path = f"{prefix}{name}"
+        leaves |= flatten(value, f"{path}.") if isinstance(value, Mapping) else {path: value}
+    return leaves
+
+
+def read_run(path: Path | str) -> dict[str, Any]:
+    """The contents of a run's `run.json`.
+
+    Raises:
+        UsageError: No run there, an unreadable `run.json`, or a newer schema than this reader's.
+    """
+    file = Path(path) / "run.json"
+    if not file.is_file():
+        raise UsageError(f"{Path(path)} is no run: it has no run.json.")
+    try:
+        description = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{file} is not readable JSON: {error}.") from error
+    _check_schema(int(description["schema"]), file)
+    return dict(description)
+
+
+def read(runs: Path | str | Sequence[Path | str], table: str) -> pl.LazyFrame:
+    """A table of one or several runs, with a column `run` (the folder's name).
+
+    Columns are the union of all parts', whatever their order; what a part lacks is null. A part
+    that cannot be read (cut in half, say) is named in a warning, and the rest is read.
+
+    Raises:
+        UsageError: No run, no such table in any of them, or a part of a newer schema.
+    """
+    folders = [Path(runs)] if isinstance(runs, (str, Path)) else [Path(run) for run in runs]
+    frames = []
+    for folder in folders:
+        read_run(folder)
+        for part in sorted((folder / table).glob("step-*.parquet")):
+            if _readable(part):
+                frames.append(pl.scan_parquet(part).with_columns(run=pl.lit(folder.name)))
+    if not frames:
+        have = sorted({part.parent.name for folder in folders for part in _all_parts(folder)})
+        names = ", ".join(str(folder) for folder in folders)
+        raise UsageError(f"No table {table!r} in {names}; there are: {', '.join(have) or 'none'}.")
+    return pl.concat(frames, how="diagonal_relaxed")
+
+
+def parts(run: Path | str, table: str) -> list[Path]:
+    """The files of a table, by step."""
+    return sorted((Path(run) / table).glob("step-*.parquet"))
+
+
+def metric_rows(step: int, values: Mapping[str, float | int | None]) -> list[dict[str, Any]]:
+    """Rows of the table `metrics`: one a name, a slash path whose last part has the unit."""
+    return [{"step": step, "name": name, "value": value} for name, value in values.items()]
+
+
+def _frame(table: str, step: int, rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
+    schema = SCHEMAS.get(table)
+    if schema is None:
+        return pl.DataFrame(
+            [_clean(row | {"step": step}) for row in map(dict, rows)], infer_schema_length=None
+        )
+    extra = sorted({name for row in rows for name in row} - schema.keys())
+    if extra:
+        raise ValueError(
+            f"Table {table!r} has no column {', '.join(extra)}; it has {list(schema)}."
+        )
+    made = [_clean({**row, "step": step}) for row in rows]
+    if table == "metrics":
+        made = [
+            clean | {"reason": _reason(row, clean)} for row, clean in zip(rows, made, strict=True)
+        ]
+    return pl.DataFrame(made, schema=schema)
+
+
+def _clean(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: json_value(value) for name, value in row.items()}
+
+
+def _reason(row: Mapping[str, Any], clean: Mapping[str, Any]) -> str | None:
+    """Why a metric has no value: the row's own words, or which kind of number it was."""
+    if clean.get("reason") is not None or clean.get("value") is not None:
+        return clean.get("reason")
+    value = row.get("value")
+    return "infinite" if value is not None and math.isinf(value) else "undefined"
+
+
+def _publish(temporary: Path, target: Path) -> None:
+    """Syncs a finished file and gives it its name: after a crash it is whole or not there."""
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, target)
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Writes strict JSON (no NaN) so that a crash leaves the old file or the new one."""
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    text = json.dumps(json_value(value), indent=1, allow_nan=False, ensure_ascii=False)
+    temporary.write_text(text + "\n", encoding="utf-8")
+    _publish(temporary, path)
+
+
+def _all_parts(folder: Path) -> Iterable[Path]:
+    return folder.glob("*/step-*.parquet")
+
+
+def _step_of(part: Path) -> int:
+    return int(part.stem.removeprefix("step-"))
+
+
+def _readable(part: Path) -> bool:
+    try:
+        content = pl.read_parquet_metadata(part)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        warnings.warn(f"{part} cannot be read and is left out: {error}.", stacklevel=3)
+        return False
+    _check_schema(int(content.get("schema", 0)), part)
+    return True
+
+
+def _check_schema(version: int, where: Path) -> None:
+    if version > SCHEMA_VERSION:
+        raise UsageError(
+            f"{where} has schema {version}; this version reads up to {SCHEMA_VERSION}."
+        )
+
+
+def _commit() -> str | None:
+    """The commit of the code that runs, null outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
