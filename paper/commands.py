@@ -1,6 +1,5 @@
 """What `twice` can do with logs: `figures` and `report`."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +33,3 @@ def report(
 
     write_report(runs, out)
     typer.echo(f"report: {out}")
-
-
-COMMANDS: dict[str, Callable[..., None]] = {"figures": figures, "report": report}

@@ -1,9 +1,9 @@
 """The command `twice simulate`, and the same for programs: `run_studies`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -97,6 +97,3 @@ def study_list() -> str:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-COMMANDS: dict[str, Callable[..., Any]] = {"simulate": simulate}

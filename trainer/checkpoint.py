@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from twinstats.errors import UsageError
 from twinstats.records import write_json
 
 MANIFEST = "manifest.json"
+_FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 
 
 class CorruptCheckpointError(ValueError):
@@ -45,27 +47,41 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
     """Writes a checkpoint under a temporary name and renames it; then removes all but `keep`.
 
     Raises:
+        ValueError: `keep` below 1.
         OSError: The disk is full or not writable; earlier checkpoints are untouched.
     """
+    if keep < 1:
+        raise ValueError(f"`keep` must be at least 1, got {keep}.")
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"step-{checkpoint.step:08d}"
     temporary = folder / f".{target.name}.{os.getpid()}"
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    save_file(
-        {k: v.contiguous() for k, v in checkpoint.model.items()}, temporary / "model.safetensors"
-    )
-    save_file(checkpoint.optimizer, temporary / "optimizer.safetensors")
-    write_json(temporary / "state.json", {"step": checkpoint.step, "state": checkpoint.state})
-    write_json(temporary / MANIFEST, _digests(temporary))
-    _sync(temporary)
+    try:
+        _write(temporary, checkpoint)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        free = shutil.disk_usage(folder).free
+        raise OSError(f"{target} was not written ({free:,} bytes are free): {error}.") from error
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
+    _sync(folder)
     for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
     for left in folder.glob(".step-*"):
         shutil.rmtree(left)
     return target
+
+
+def _write(folder: Path, checkpoint: Checkpoint) -> None:
+    """Writes a checkpoint's files and sees them onto the disk."""
+    folder.mkdir()
+    model = {name: tensor.contiguous() for name, tensor in checkpoint.model.items()}
+    save_file(model, folder / "model.safetensors")
+    save_file(checkpoint.optimizer, folder / "optimizer.safetensors")
+    write_json(folder / "state.json", {"step": checkpoint.step, "state": checkpoint.state})
+    write_json(folder / MANIFEST, _digests(folder))
+    for path in (*folder.iterdir(), folder):
+        _sync(path)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -80,12 +96,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
         CorruptCheckpointError: A file is missing or differs from the manifest.
     """
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        manifest = dict(json.loads((path / MANIFEST).read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError) as error:
         raise CorruptCheckpointError(f"{path} has no readable {MANIFEST}: {error}.") from error
     actual = _digests(path)
-    for name, digest in manifest.items():
-        if actual.get(name) != digest:
+    for name in _FILES:
+        if name not in actual or actual[name] != manifest.get(name):
             raise CorruptCheckpointError(f"{path / name} is missing or damaged.")
     description = json.loads((path / "state.json").read_text(encoding="utf-8"))
     return Checkpoint(
@@ -136,11 +152,14 @@ def _digests(folder: Path) -> dict[str, str]:
     return {
         file.name: hashlib.sha256(file.read_bytes()).hexdigest()
         for file in sorted(folder.iterdir())
-        if file.name != MANIFEST
+        if file.name in _FILES
     }
 
 
-def _sync(folder: Path) -> None:
-    for file in folder.iterdir():
-        with file.open("rb") as handle:
-            os.fsync(handle.fileno())
+def _sync(path: Path) -> None:
+    """Sees a file's contents, or a folder's names, onto the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

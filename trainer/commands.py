@@ -1,6 +1,7 @@
 """The commands `twice train` and `twice evaluate`. torch is imported only when one runs."""
 
 import warnings
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from trainer.config import Config, changed, from_dict
 from trainer.recipes import recipe
-from twinstats.records import read_run
+from twinstats.errors import UsageError
+from twinstats.records import read_run, reopen_run
 
 if TYPE_CHECKING:
     from trainer.policy import Policy
@@ -35,10 +37,11 @@ def train(
 
 def run_training(config: Config, out: Path, *, resume: bool = False) -> Path:
     """Warms up (or takes from the cache) and trains, with progress bars."""
-    from trainer.setup import make_method
+    from trainer.setup import check
     from trainer.train import train as train_policy
 
-    make_method(config)  # a wrong method is refused before the warm-up
+    check(config)  # what is refused is refused before the warm-up
+    _check_folder(out, config, resume=resume)
     policy = warmed(config)
     with _bar() as bar:
         task = bar.add_task(f"{config.credit.method}", total=config.length.steps, note="")
@@ -50,6 +53,14 @@ def run_training(config: Config, out: Path, *, resume: bool = False) -> Path:
             bar.update(task, completed=done, note=f"right {share:.2f}  tokens {tokens:,.0f}")
 
         return train_policy(config, policy, out, started=_now, resume=resume, on_step=on_step)
+
+
+def _check_folder(out: Path, config: Config, *, resume: bool) -> None:
+    """Refuses the folders that `train` refuses."""
+    if resume:
+        reopen_run(out, asdict(config))
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} already exists: name another folder, or give --resume.")
 
 
 def warmed(config: Config) -> "Policy":
@@ -78,14 +89,13 @@ def evaluate(
     from trainer.evaluate import evaluation_tasks
     from trainer.setup import make_rollout
     from trainer.train import load_weights
-    from twinstats.errors import UsageError
 
     config = changed(from_dict(read_run(run)["configuration"]), settings or [])
     path = newest(run / "checkpoints", checkpoint)
     if path is None:
         raise UsageError(f"{run} has no checkpoint yet.")
-    policy = warmed(config)
     loaded = load_checkpoint(path)
+    policy = warmed(config)
     load_weights(policy, loaded)
     rollout = make_rollout(policy, config)
     for label, temperature in (("sampled", None), ("greedy", 0.0)):

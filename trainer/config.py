@@ -4,6 +4,8 @@ A field exists only if a second value is in use. Leaves out where the defaults c
 """
 
 import dataclasses
+import functools
+import math
 import types
 import typing
 from collections.abc import Sequence
@@ -11,6 +13,28 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from twinstats.errors import UsageError, unknown
+
+_LEAST = {
+    "warmup.episodes": 1,
+    "warmup.rows": 1,
+    "warmup.row_tokens": 2,
+    "warmup.warmup_steps": 1,
+    "task.parts": 1,
+    "rollout.groups": 1,
+    "rollout.group_size": 1,
+    "rollout.max_turn_tokens": 1,
+    "rollout.max_batch": 1,
+    "credit.twins": 1,
+    "credit.rollouts": 1,
+    "length.steps": 0,
+    "length.total_tokens": 1,
+    "evaluation.questions": 1,
+    "evaluation.every": 0,
+    "checkpoint.every": 1,
+    "checkpoint.keep": 1,
+    "log.text_rows": 0,
+}
+_POSITIVE = ("rollout.temperature", "warmup.decay_share")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +155,11 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """The whole of a training run."""
+    """The whole of a training run.
+
+    Raises:
+        UsageError: A number with which no run is possible; the field is named.
+    """
 
     recipe: str
     seed: int = 0
@@ -146,6 +174,16 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        for path in paths(self):
+            value: Any = functools.reduce(getattr, path.split("."), self)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UsageError(f"`{path}` must be finite, got {value}.")
+            if value is not None and path in _LEAST and value < _LEAST[path]:
+                raise UsageError(f"`{path}` must be at least {_LEAST[path]}, got {value}.")
+            if path in _POSITIVE and not value > 0:
+                raise UsageError(f"`{path}` must be above 0, got {value}.")
 
 
 def changed(config: Config, assignments: Sequence[str]) -> Config:
@@ -215,13 +253,22 @@ def _flag(text: str, path: str) -> bool:
 
 
 def from_dict(values: dict[str, Any]) -> Config:
-    """The configuration that `dataclasses.asdict` gave these values."""
+    """The configuration that `dataclasses.asdict` gave these values.
+
+    Raises:
+        UsageError: A field that this version does not have, or no recipe: no training run.
+    """
+    if "recipe" not in values:
+        raise UsageError("The configuration names no recipe: it is not that of a training run.")
     config: Config = _built(Config, values)
     return config
 
 
 def _built(kind: Any, values: dict[str, Any]) -> Any:
     hints = typing.get_type_hints(kind)
+    for name in values:
+        if name not in hints:
+            raise unknown("configuration key", name, hints)
     return kind(
         **{
             name: _built(hints[name], value) if dataclasses.is_dataclass(hints[name]) else value

@@ -17,7 +17,7 @@ class Evaluation:
 
     Attributes:
         exact_match: Share of questions answered right.
-        stderr: Its standard error over episodes, whose parts are not independent.
+        stderr: Its standard error over episodes, whose parts are not independent; NaN for one.
         num_questions: Questions asked.
         all_right: Share of episodes with every part right.
     """
@@ -45,9 +45,14 @@ def evaluate(
     return (
         Evaluation(
             exact_match=float(shares.mean()),
-            stderr=float(shares.std(ddof=1) / np.sqrt(len(shares))),
+            stderr=_stderr(shares),
             num_questions=sum(int(task.info["parts"]) for task in tasks),
             all_right=float(right.mean()),
         ),
         episodes,
     )
+
+
+def _stderr(values: np.ndarray) -> float:
+    count = len(values)
+    return float(values.std(ddof=1) / np.sqrt(count)) if count > 1 else float("nan")

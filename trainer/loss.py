@@ -49,7 +49,7 @@ def make_batch(credits: Sequence[Credit]) -> Batch:
     like. A turn whose credit is null is context.
 
     Raises:
-        ValueError: No turn has credit.
+        ValueError: No turn has credit, or a turn has another number of weights than of tokens.
     """
     rows = [
         (episode, credit.values[index], _share(credit, index), _weights(credit, index))
@@ -69,7 +69,7 @@ def make_batch(credits: Sequence[Credit]) -> Batch:
             if not np.isfinite(values[turn]):
                 continue
             span = slice(begin, end)
-            scale = torch.as_tensor(weights[turn] if weights is not None else 1.0)
+            scale = _scale(episode, turn, weights)
             trained_RL[row, span] = True
             advantage_RL[row, span] = float(values[turn] * share[turn]) * scale
             turn_RL[row, span] = num_turns
@@ -132,6 +132,19 @@ def policy_loss(
     if config.aggregation == "turn":
         return (each / lengths[turn]).sum() / num_rows, is_clipped
     return each.sum() / num_rows, is_clipped
+
+
+def _scale(episode: Episode, turn: int, weights: Sequence[np.ndarray] | None) -> torch.Tensor:
+    """The weight of each token of a turn."""
+    length = len(episode.turns[turn].action)
+    if weights is None:
+        return torch.ones(length)
+    if len(weights[turn]) != length:
+        raise ValueError(
+            f"Episode {episode.name}, turn {turn}: {len(weights[turn])} weights "
+            f"for {length} tokens."
+        )
+    return torch.as_tensor(weights[turn])
 
 
 def _share(credit: Credit, index: int) -> np.ndarray:

@@ -16,11 +16,11 @@ from trainer.policy import Policy
 from trainer.tasks import Environment
 from twinstats.episodes import DIFFERENT, KEEP, RESAMPLE, Episode, Fork, Task, Turn
 from twinstats.errors import UsageError
-from twinstats.keys import FACTUAL, Stream, Streams, fork_streams
+from twinstats.keys import FACTUAL, Stream, Streams, episode_streams, fork_streams
 from twinstats.noise import NoiseKey
 from twinstats.rows import null_disagreements
 
-EVALUATION = Streams(None, Stream("evaluation"), Stream("environment"))
+EVALUATION = Streams(None, Stream("evaluation"), Stream("evaluation/environment"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,14 +164,14 @@ class Play:
 
     def begin(self) -> bool:
         """Sets up the environment and the fork's prefix; whether anything is left to sample."""
-        observation = self._environment.reset(self._task.info, self._noise())
-        self._show(self._policy.encode(observation))
         fork = self._fork
+        first = self._streams if fork is None else FACTUAL  # a fork starts as its factual did
+        observation = self._environment.reset(self._task.info, self._noise(first))
+        self._show(self._policy.encode(observation))
         if fork is None:
             return True
-        for turn in fork.episode.turns[: fork.turn]:
-            if not self._replay(turn):
-                return False
+        if not all(self._replay(turn) for turn in range(fork.turn)) or self._differs():
+            return False
         if fork.action is RESAMPLE:
             return True
         parent = fork.episode.turns[fork.turn]
@@ -214,30 +214,47 @@ class Play:
     def _slot(self) -> int:
         return self._environment.slot(self._texts)
 
-    def _noise(self) -> NoiseKey:
+    def _noise(self, streams: Streams) -> NoiseKey:
         slot = self._slot() if self._turns else 0
-        return self._streams.environment.key(self._seed, self._step, self._row, slot)
+        return streams.environment.key(self._seed, self._step, self._row, slot)
 
     def _show(self, ids: Sequence[int]) -> None:
         self._shown = tuple(ids)
         self._length += len(ids)
 
-    def _replay(self, turn: Turn) -> bool:
-        """Plays a recorded turn of the prefix; false if the environment shows something else."""
-        if self._shown != turn.info["shown"]:
-            self._result = self._failed(f"replay differs before turn {len(self._turns)}")
+    def _replay(self, index: int) -> bool:
+        """Plays a recorded turn again with its owner's luck; false if it went otherwise."""
+        if self._differs():
             return False
+        assert self._fork is not None
+        parent = self._fork.episode
+        turn = parent.turns[index]
         text = self._policy.decode(turn.action)
-        step = self._environment.step(text, self._noise())
+        noise = self._noise(episode_streams(parent.owner(index)))
+        step = self._environment.step(text, noise)
         self._turns.append(turn)
         self._texts.append(text)
         self._length += len(turn.action)
         self._show(self._policy.encode(step.observation))
-        return True
+        if step.done or step.reward != turn.reward:
+            self._result = self._failed(f"replay differs at turn {index}")
+        return self._result is None
+
+    def _differs(self) -> bool:
+        """Whether the environment shows something else than it did before this turn of the parent.
+
+        The episode has then failed: a twin whose prefix differs is never scored.
+        """
+        assert self._fork is not None
+        if self._shown != self._fork.episode.turns[len(self._turns)].info["shown"]:
+            self._result = self._failed(f"replay differs before turn {len(self._turns)}")
+        return self._result is not None
 
     def _take(self, action: tuple[int, ...], logprob: float | None, entropy: float | None) -> bool:
         """Plays a new turn; whether the episode goes on."""
-        slot, noise = self._slot(), self._noise()
+        slot, noise = self._slot(), self._noise(self._streams)
+        if any(turn.slot == slot for turn in self._turns):
+            raise ValueError(f"The task named slot {slot} twice.")
         text = self._policy.decode(action)
         step = self._environment.step(text, noise)
         info = {"shown": self._shown, "step": step.info}

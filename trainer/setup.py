@@ -11,6 +11,7 @@ from trainer.engines.hf import HfEngine
 from trainer.policy import Policy
 from trainer.rollout import Limits, Rollout
 from trainer.tasks import make as make_environment
+from trainer.tasks import names as task_names
 from twinstats.credit import METHODS, Budget, Method, make
 from twinstats.errors import UsageError, unknown
 
@@ -20,6 +21,17 @@ def cache_folder() -> Path:
     folder = Path(os.environ.get("TWINSTATS_CACHE", Path.home() / ".cache" / "twinstats"))
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def check(config: Config) -> None:
+    """Refuses a run that cannot be played, before anything is paid for it.
+
+    Raises:
+        UsageError: An unknown task, or what `make_method` refuses.
+    """
+    if config.task.name not in task_names():
+        raise unknown("task", config.task.name, task_names())
+    make_method(config)
 
 
 def make_rollout(policy: Policy, config: Config) -> Rollout:
@@ -49,16 +61,20 @@ def make_method(config: Config) -> Method:
     """The credit method, with those of the configuration's options that it has.
 
     Raises:
-        UsageError: An unknown method, or one that compares rollouts with groups of one.
+        UsageError: An unknown method, one that compares rollouts with groups of one, or a budget
+            that is none.
     """
     credit = config.credit
     if credit.method not in METHODS:
         raise unknown("credit method", credit.method, METHODS)
     budget = None
     if credit.budget is not None:
-        budget = Budget(
-            ratio=credit.budget, explore=credit.explore, null=credit.null, fresh=credit.fresh
-        )
+        try:
+            budget = Budget(
+                ratio=credit.budget, explore=credit.explore, null=credit.null, fresh=credit.fresh
+            )
+        except ValueError as error:
+            raise UsageError(f"`credit.budget`: {error}") from error
     options = {"twins": credit.twins, "budget": budget, "rollouts": credit.rollouts}
     known = inspect.signature(METHODS[credit.method].function).parameters
     method = make(credit.method, **{k: v for k, v in options.items() if k in known})

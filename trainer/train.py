@@ -5,6 +5,7 @@ Leaves out: several processes, schedules, several updates a step.
 """
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -28,7 +29,7 @@ from trainer.learner import engine_gap, update
 from trainer.policy import Policy
 from trainer.rollout import Rollout
 from trainer.setup import make_method, make_optimizer, make_rollout
-from trainer.tasks.questions import split_questions
+from trainer.tasks.questions import documents, split_questions
 from trainer.tasks.rows import parts
 from twinstats.credit import Method, assign
 from twinstats.credit.budget import allocation_rows
@@ -160,9 +161,11 @@ def train_tasks(config: Config, step: int) -> list[Task]:
 
 
 def data_fingerprint() -> str:
-    """A digest of all training questions: other data cannot resume a run."""
-    ids = "\n".join(question.id for question in split_questions("train"))
-    return hashlib.sha256(ids.encode()).hexdigest()[:16]
+    """A digest of all questions, answers and documents: other data cannot resume a run."""
+    asked = [*split_questions("train"), *split_questions("test")]
+    told = [(question.id, question.text, *question.golds) for question in asked]
+    told += [(document.text,) for document in documents()]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
 def _play_metrics(
@@ -281,7 +284,7 @@ def _restore(training: Training) -> bool:
         return False
     checkpoint = load_checkpoint(path)
     if checkpoint.state["data"] != data_fingerprint():
-        raise UsageError(f"{path} was made with other training questions than these.")
+        raise UsageError(f"{path} was made with other questions or documents than these.")
     load_weights(training.policy, checkpoint)
     restore_optimizer(training.optimizer, checkpoint.optimizer)
     training.method.load(checkpoint.state["method"])

@@ -40,9 +40,7 @@ class Size:
     questions: int
 
 
-DEMO = Size(
-    studies="--demo", seeds=2, total_tokens=150_000, coupling_steps=6, questions=500
-)
+DEMO = Size(studies="--demo", seeds=2, total_tokens=150_000, coupling_steps=6, questions=500)
 QUICK = Size(studies="--quick", seeds=1, total_tokens=8_000, coupling_steps=1, questions=100)
 
 

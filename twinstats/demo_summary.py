@@ -189,7 +189,7 @@ def closing_table(summary: Summary) -> None:
 
 def _bias_table(rows: Sequence[Summary]) -> Table:
     table = _table(
-        "Bias of credit in a chain with known truth (place with the largest bias, simultaneous 95%)",
+        "Bias of credit in a chain with known truth (the worst place, simultaneous 95%)",
         ("method", "quantity", "largest bias", "interval", "margin", "inside margin"),
     )
     for row in rows:
@@ -223,7 +223,7 @@ def _exponent_table(rows: Sequence[Summary]) -> Table:
 
 def _coupling_table(rows: Sequence[Summary]) -> Table:
     table = _table(
-        "Coupling of the warmed-up policy: Var(fresh luck) / Var(shared luck) on the same decisions",
+        "Coupling of the warmed-up policy: Var(fresh luck) / Var(shared luck), same decisions",
         ("fork at", "pairs", "equal decisions", "raw gain", "deduplicated gain", "rho_eff"),
     )
     for row in rows:

@@ -251,9 +251,8 @@ def sample(
     reached = np.full(len(row), -np.inf)
     reached[inside] = logits[row[inside], winner[inside]].astype(np.float64) / temperature
     best = (reached + maximum).reshape(num_rows, num_blocks).max(axis=1)
-    # Masked blocks and tokens are left out even while the best score so far is -inf itself.
-    peak = peaks.reshape(-1)
-    alive = np.flatnonzero((peak > -np.inf) & (peak + maximum >= best[row]))
+    best = np.maximum(best, _likeliest(logits, columns, at, maximum, winner, temperature))
+    alive = np.flatnonzero(peaks.reshape(-1) + maximum >= best[row])
     entry, ids, scaled = _candidates(logits, alive, row, block, maximum, best, temperature)
     noise = _below(columns, at, row[entry], ids, maximum[entry], winner[entry])
     return _winners(row[entry], ids, scaled + noise, num_rows)
@@ -293,6 +292,23 @@ def _block_peaks(logits: np.ndarray) -> np.ndarray:
     return np.maximum.reduceat(logits, starts, axis=1).astype(np.float64)
 
 
+def _likeliest(
+    logits: np.ndarray,
+    keys: KeyColumns,
+    positions: np.ndarray,
+    maximum: np.ndarray,
+    winner: np.ndarray,
+    temperature: float,
+) -> np.ndarray:
+    """The score of each row's largest logit: on peaked rows it rules out almost every block."""
+    ids = logits.argmax(axis=1)
+    row = np.arange(len(ids))
+    entry = row * (len(maximum) // len(ids)) + ids // BLOCK
+    noise = _below(keys, positions, row, ids, maximum[entry], winner[entry])
+    scaled = logits[row, ids].astype(np.float64) / temperature
+    return np.asarray(scaled + noise)
+
+
 def _candidates(
     logits: np.ndarray,
     alive: np.ndarray,
@@ -325,10 +341,10 @@ def _token_chunks(
 
 
 def _winners(row: np.ndarray, ids: np.ndarray, score: np.ndarray, num_rows: int) -> np.ndarray:
-    """The id of each row's best score, the lowest on ties."""
-    order = np.lexsort((ids, -score, row))
-    first = np.searchsorted(row[order], np.arange(num_rows))
-    return ids[order][first]
+    """The id of each row's best score, the lowest on ties; entries are sorted by row, then id."""
+    best = np.maximum.reduceat(score, np.searchsorted(row, np.arange(num_rows)))
+    hits = np.flatnonzero(score == best[row])
+    return ids[hits[np.searchsorted(row[hits], np.arange(num_rows))]]
 
 
 def truncate(

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from scipy.special import ndtri, stdtrit
 
 from paper import logs, style
@@ -45,7 +46,8 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     `kind` is "seed" (one run; its interval is that of its test questions), "mean" (over the runs of
     a series, linear between a run's points, where all of them have tokens), "before" or "after"
     (the mean at the runs' first and last evaluation). Intervals of means are 95% t intervals over
-    runs, null with one run. Training outcomes are means over blocks of steps.
+    runs; with one run, that of its test questions. Training outcomes are means over blocks of
+    steps.
 
     Raises:
         MissingLogs: No training run with evaluations or outcomes.
@@ -89,7 +91,13 @@ def _joined(metrics: pl.DataFrame, value: str, tokens: str) -> pl.DataFrame:
     names = [value, tokens, "eval/stderr_share"]
     wide = (
         metrics.filter(pl.col("name").is_in(names))
-        .pivot(on="name", on_columns=names, index=["run", "step"], values="value")
+        .pivot(
+            on="name",
+            on_columns=names,
+            index=["run", "step"],
+            values="value",
+            aggregate_function="last",
+        )
         .drop_nulls([value, tokens])
         .sort("run", "step")
     )
@@ -128,22 +136,34 @@ def _mean_rows(curves: Sequence[pl.DataFrame]) -> list[dict]:
     inside = all_tokens[(all_tokens >= max(lows)) & (all_tokens <= min(highs))]
     if len(inside) > MOST_POINTS:
         inside = np.linspace(inside[0], inside[-1], MOST_POINTS)
-    values = [np.interp(inside, curve["tokens"], curve["value"]) for curve in curves]
     rows = [
-        _mean_row("mean", float(tokens), column)
-        for tokens, column in zip(inside, np.array(values).T, strict=True)
+        _mean_row("mean", float(tokens), [_at(curve, float(tokens)) for curve in curves])
+        for tokens in inside
     ]
-    for kind, position, ends in (("before", 0, lows), ("after", -1, highs)):
-        column = np.array([float(curve["value"][position]) for curve in curves])
-        rows.append(_mean_row(kind, float(np.mean(ends)), column))
+    for kind, ends in (("before", lows), ("after", highs)):
+        own = [_at(curve, tokens) for curve, tokens in zip(curves, ends, strict=True)]
+        rows.append(_mean_row(kind, float(np.mean(ends)), own))
     return rows
 
 
-def _mean_row(kind: str, tokens: float, values: np.ndarray) -> dict:
-    num, mean = len(values), float(values.mean())
+def _at(curve: pl.DataFrame, tokens: float) -> dict[str, float]:
+    """value, low and high of a run, linear between its points; NaN where it has no interval."""
+    names = ("value", "low", "high")
+    return {
+        name: float(
+            np.interp(tokens, curve["tokens"], curve[name].cast(pl.Float64).fill_null(np.nan))
+        )
+        for name in names
+    }
+
+
+def _mean_row(kind: str, tokens: float, own: Sequence[dict[str, float]]) -> dict:
+    num, values = len(own), np.array([point["value"] for point in own])
+    mean = float(values.mean())
     row = {"kind": kind, "tokens": tokens, "value": mean, "num_seeds": num}
-    if num < 2:
-        return row
+    if num == 1:
+        ends = {name: own[0][name] for name in ("low", "high")}
+        return row | {name: None if np.isnan(end) else end for name, end in ends.items()}
     half = float(stdtrit(num - 1, 0.975) * values.std(ddof=1) / np.sqrt(num))
     return row | {"low": max(mean - half, 0.0), "high": min(mean + half, 1.0)}
 
@@ -185,6 +205,7 @@ def _draw_curves(panel: Axes, own: pl.DataFrame, looks: dict[str, dict]) -> None
             mean["tokens"], mean["value"], label=label, **look, markevery=max(1, len(mean) // 6)
         )
     panel.set_xlabel("sampled tokens, twins included")
+    panel.xaxis.set_major_locator(MaxNLocator(4))
     panel.xaxis.set_major_formatter(lambda value, _: style.short_number(value))
     panel.set_ylim(bottom=0)
 
@@ -215,7 +236,7 @@ def caption(table: pl.DataFrame) -> str:
         f"Seeds: {seeds}."
     )
     if (means["num_seeds"] == 1).any():
-        text += " A series with one seed has no band."
+        text += " A series with one seed has the interval of its test questions instead."
     if any(style.is_reconstructed(method) for method in table["method"]):
         text += " * Reconstructed from second-hand descriptions."
     return text

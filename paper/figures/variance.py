@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from paper import coupling, logs, style
+from twinstats import logged_pairs
 
 NEEDS = ("variance", "pairs")
 COMMAND = "twice simulate variance --out runs/variance"
@@ -89,7 +90,7 @@ def _gain_rows(runs: Sequence[Path]) -> list[dict]:
     if pairs is None:
         return []
     recipes = logs.describe(runs).select("run", "recipe")
-    twins = coupling.joined(pairs).join(recipes, on="run", how="left")
+    twins = logged_pairs.joined(pairs).join(recipes, on="run", how="left")
     twins = twins.with_columns(pl.col("recipe").fill_null("pairs"))
     rows = []
     for (recipe, slot), own in twins.sort("recipe", "slot").group_by(
@@ -97,7 +98,7 @@ def _gain_rows(runs: Sequence[Path]) -> list[dict]:
     ):
         if own["control_outcome"].count() < FEWEST_CONTROLS:
             continue
-        found = coupling.account(own)
+        found = logged_pairs.account(own)
         assert found is not None
         for series, measured in coupling.gains(found).items():
             rows.append(

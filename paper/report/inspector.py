@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from paper import coupling
+from twinstats import logged_pairs
 
 MOST_DISCORDANT, MOST_TIED = 6, 2
 
@@ -74,7 +74,7 @@ def twin_views(
     """A few pairs of one run whose texts were logged, different outcomes first, over all steps."""
     if pairs is None or texts is None:
         return []
-    chosen = _chosen(coupling.joined(pairs), texts)
+    chosen = _chosen(logged_pairs.joined(pairs), texts)
     credits = _credits(credit)
     return [_view(pair, texts, credits) for pair in chosen]
 
@@ -159,7 +159,7 @@ def _compared(
     moments, is_found = [], False
     for place in places:
         left, right = factual.get(place), twin.get(place)
-        is_same = left is not None and right is not None and left.split() == right.split()
+        is_same = left is not None and right is not None and _words(left) == _words(right)
         cut = None
         if not is_same and not is_found and left is not None and right is not None:
             cut, is_found = first_difference(left, right), True
@@ -177,26 +177,32 @@ def _compared(
 
 
 def first_difference(left: str, right: str) -> tuple[Text, Text]:
-    """Both texts, cut at the first word in which they differ.
+    """Both texts, cut at the first word or punctuation mark in which they differ.
 
     Where one text ends first, its `word` is empty. Equal words: nothing is cut. White space
     between words is kept and does not count.
     """
-    mine, theirs = re.findall(r"\s*\S+", left), re.findall(r"\s*\S+", right)
-    same = 0
-    for own, other in zip(mine, theirs, strict=False):
-        if own.strip() != other.strip():
-            break
-        same += 1
-    if same == len(mine) == len(theirs):
+    mine, theirs = _words(left), _words(right)
+    if mine == theirs:
         return Text(before=left), Text(before=right)
-    return _cut(left, mine, same), _cut(right, theirs, same)
+    pairs = enumerate(zip(mine, theirs, strict=False))
+    shorter = min(len(mine), len(theirs))
+    first = next((index for index, (own, other) in pairs if own != other), shorter)
+    return _cut(left, first), _cut(right, first)
 
 
-def _cut(text: str, words: Sequence[str], index: int) -> Text:
-    begin = sum(len(word) for word in words[:index])
-    if index == len(words):
-        return Text(before=text[:begin], word="", after=text[begin:])
-    spaces = len(words[index]) - len(words[index].lstrip())
-    end = begin + len(words[index])
-    return Text(before=text[: begin + spaces], word=text[begin + spaces : end], after=text[end:])
+WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def _words(text: str) -> list[str]:
+    return WORD.findall(text)
+
+
+def _cut(text: str, index: int) -> Text:
+    """The text, cut at the word of that index; after its last one where it has fewer."""
+    places = [match.span() for match in WORD.finditer(text)]
+    if index == len(places):
+        end = places[-1][1] if places else 0
+        return Text(before=text[:end], word="", after=text[end:])
+    begin, end = places[index]
+    return Text(before=text[:begin], word=text[begin:end], after=text[end:])

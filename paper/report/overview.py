@@ -12,7 +12,7 @@ import polars as pl
 
 from paper import coupling, logs, style
 from paper.report.inspector import TwinView, twin_views
-from twinstats import records
+from twinstats import logged_pairs, records
 from twinstats.results import show
 from twinstats.variance import VarianceAccount
 
@@ -104,7 +104,9 @@ def text_of(value: Any) -> str:
     """A value of a configuration or a metric as people read it; a dash for null."""
     if value is None:
         return NONE
-    return show(value) if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value.is_integer() else show(value)
+    return str(value)
 
 
 def interval_text(measured: dict[str, float | None]) -> str:
@@ -130,7 +132,7 @@ COUPLING = (
 
 def coupling_cells(twins: pl.DataFrame) -> tuple[str, ...]:
     """The cells of `COUPLING` for joined twins."""
-    found = coupling.account(twins)
+    found = logged_pairs.account(twins)
     if found is None:
         return ("0",) + (NONE,) * (len(COUPLING) - 1)
     return (*_account_cells(found), f"{int(twins['sampled'].sum()):,}")
@@ -151,7 +153,7 @@ def _account_cells(found: VarianceAccount) -> tuple[str, ...]:
 def _by_turn(pairs: pl.DataFrame | None) -> Table | None:
     if pairs is None:
         return None
-    twins = coupling.joined(pairs).sort("slot")
+    twins = logged_pairs.joined(pairs).sort("slot")
     slots = twins["slot"].unique().sort().to_list()
     in_parts = any(slot >= coupling.PART_SIZE for slot in slots)
     rows = [
@@ -167,7 +169,7 @@ def _by_turn(pairs: pl.DataFrame | None) -> Table | None:
 def _over_time(pairs: pl.DataFrame | None) -> Table | None:
     if pairs is None:
         return None
-    twins = coupling.joined(pairs)
+    twins = logged_pairs.joined(pairs)
     steps = twins["step"].unique().sort().to_list()
     if len(steps) < NUM_PERIODS:
         return None
@@ -220,7 +222,7 @@ def training_tables(runs: Sequence[Path], names: dict[Path, str]) -> tuple[Table
         head = (names[run], style.mark(row["method"]), text_of(row["seed"]))
         achieved.append((*head, *_achievement(metrics)))
         if pairs is not None:
-            cells = coupling_cells(coupling.joined(pairs))[:-1]
+            cells = coupling_cells(logged_pairs.joined(pairs))[:-1]
             saved.append((*head, *cells, *_floor_cells(pairs)))
     first = ("run", "method", "seed")
     tables = [
@@ -290,7 +292,7 @@ FLOOR = ("null twins", "differ by token", "differ by outcome")
 
 
 def _floor_cells(pairs: pl.DataFrame) -> tuple[str, ...]:
-    floor = coupling.null_floor(pairs)
+    floor = logged_pairs.null_floor(pairs)
     if not floor["num_nulls"]:
         return ("0", NONE, NONE)
     names = ("num_nulls", "token_disagreements", "outcome_disagreements")

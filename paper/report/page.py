@@ -26,12 +26,14 @@ class FigureView:
     Attributes:
         name: Its name.
         picture: Data URI of its SVG.
+        width: How wide it is drawn, inches.
         numbers: Data URI of the CSV it was drawn from.
         caption: What it shows.
     """
 
     name: str
     picture: str
+    width: float
     numbers: str
     caption: str
 
@@ -63,10 +65,12 @@ def page(runs: Sequence[Path]) -> str:
     figures = []
     for name, table in tables.items():
         module = FIGURES[name]
+        drawn = module.draw(table)
         figures.append(
             FigureView(
                 name=name,
-                picture=_data_uri("image/svg+xml", style.svg(module.draw(table))),
+                picture=_data_uri("image/svg+xml", style.svg(drawn)),
+                width=float(drawn.get_figwidth()),
                 numbers=_data_uri("text/csv", table.write_csv()),
                 caption=module.caption(table),
             )

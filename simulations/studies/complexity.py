@@ -80,6 +80,7 @@ def run(setting: Setting, seed: int) -> list[dict[str, Any]]:
     rows = []
     for effect in setting.effects:
         law = pair_law(_world(setting.regime, effect), setting.coupling)
+        square = law.variance_paired + effect**2
         known = {
             "setting": setting.name,
             "seed": seed,
@@ -87,9 +88,9 @@ def run(setting: Setting, seed: int) -> list[dict[str, Any]]:
             "coupling": setting.coupling,
             "effect": effect,
             "discordance": law.discordance,
-            "square": law.variance_paired + effect**2,
+            "square": square,
         }
-        readings = [_power_reading(setting.regime, effect, law.discordance, known["square"])]
+        readings = [_power_reading(setting.regime, effect, law.discordance, square)]
         if setting.regime != "continuous":
             readings.append(_stopping_reading(setting, effect, law.discordance, seed))
         for reading in readings:
@@ -160,24 +161,26 @@ def _stopping_reading(
     setting: Setting, effect: float, discordance: float, seed: int
 ) -> dict[str, Any]:
     """Median and its standard error from the lower quantiles, which a cap leaves alone."""
-    row = {"reading": "stopping", "pairs": None, "stderr_log_pairs": None, "censored": 1.0}
-    if 10 * (discordance / effect) ** 2 < 4 * setting.cap:  # about ten times that many are needed
-        rng = generator(seed, f"complexity/{setting.name}/{effect:.6e}")
-        pairs = stopping_pairs(
-            rng,
-            effect=effect,
-            discordance=discordance,
-            num_runs=setting.num_runs,
-            cap=setting.cap,
-        )
-        row["censored"] = float(np.isnan(pairs).mean())
-        if row["censored"] < 0.5:
-            ranked = np.sort(np.where(np.isnan(pairs), np.inf, pairs))
-            low, middle = (ranked[int(share * setting.num_runs)] for share in (0.1587, 0.5))
-            spread = math.log(middle / low)
-            row["pairs"] = float(middle)
-            row["stderr_log_pairs"] = math.sqrt(math.pi / 2 / setting.num_runs) * spread
-    return row | {"num_runs": setting.num_runs}
+    row: dict[str, Any] = {
+        "reading": "stopping",
+        "pairs": None,
+        "stderr_log_pairs": None,
+        "censored": 1.0,
+        "num_runs": setting.num_runs,
+    }
+    if 10 * (discordance / effect) ** 2 > 4 * setting.cap:  # about ten times that many are needed
+        return row
+    rng = generator(seed, f"complexity/{setting.name}/{effect:.6e}")
+    pairs = stopping_pairs(
+        rng, effect=effect, discordance=discordance, num_runs=setting.num_runs, cap=setting.cap
+    )
+    censored = float(np.isnan(pairs).mean())
+    if censored >= 0.5:
+        return row | {"censored": censored}
+    ranked = np.sort(np.where(np.isnan(pairs), np.inf, pairs))
+    low, middle = (float(ranked[int(share * len(pairs))]) for share in (0.1587, 0.5))
+    stderr = math.sqrt(math.pi / 2 / len(pairs)) * math.log(middle / low)
+    return row | {"pairs": middle, "stderr_log_pairs": stderr, "censored": censored}
 
 
 def _fit_row(key: tuple[str, str, str], curve: Sequence[dict[str, Any]]) -> dict[str, Any]:

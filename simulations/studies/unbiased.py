@@ -29,9 +29,10 @@ from twinstats.credit import Budget, make
 from twinstats.credit.baseline import outcomes
 from twinstats.credit.registry import Entry, Method
 from twinstats.episodes import KEEP, Credit, Fork, Group
-from twinstats.noise import NoiseKey, uniform
+from twinstats.noise import KeyColumns, uniforms
 
 TABLE = "unbiased_cells"
+_ROUNDING = 1e-12
 BOTH, GRADIENT, NEITHER = ("advantage", "gradient"), ("gradient",), ()
 
 
@@ -66,7 +67,7 @@ SETTINGS = (
     _setting("points, luck ends episodes", 500, 5, 0.03, ends=0.5),
     _setting("one reward at the end", 500, 5, 0.03, reward="end", ends=0.2),
 )
-QUICK = (_setting("points, luck ends episodes", 100, 3, 0.2, ends=0.5),)
+QUICK = (_setting("points, luck ends episodes", 40, 2, 0.3, ends=0.5),)
 DEMO = (_setting("points, luck ends episodes", 250, 3, 0.08, ends=0.5),)
 SEEDS = {"full": 20, "quick": 2, "demo": 4}
 
@@ -111,7 +112,8 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]
 def _group_errors(scored: Scored, policy: np.ndarray) -> dict[str, np.ndarray]:
     """Errors an episode of each group (group, place): the last place of "advantage" is the sum."""
     turn, state, action = scored.place
-    per_episode = scored.error * scored.num_groups / scored.num_episodes
+    exact = np.abs(scored.error) < _ROUNDING
+    per_episode = np.where(exact, 0.0, scored.error) * scored.num_groups / scored.num_episodes
     cells = np.zeros((scored.num_groups, *policy.shape))
     np.add.at(cells, (scored.group, turn, state, action), per_episode)
     gradient = cells - cells.sum(axis=-1, keepdims=True) * policy
@@ -190,10 +192,12 @@ def by_outcome(group: Group) -> Generator[Any, Any, Credit]:
 
 def by_length(group: Group) -> Generator[Any, Any, Credit]:
     """Wrong: one turn of each episode, drawn from all its turns, whose number depends on luck."""
-    forks = []
-    for episode in group.episodes:
-        key = NoiseKey(group.seed, group.step, episode.row, 0, purpose="choose")
-        forks.append([Fork(episode, int(float(uniform(key, 0)) * episode.num_turns))])
+    rows = np.array([episode.row for episode in group.episodes])
+    coins = uniforms(KeyColumns.grid(group.seed, group.step, "choose", row=rows, turn=0), 0)
+    forks = [
+        [Fork(episode, int(coin * episode.num_turns))]
+        for episode, coin in zip(group.episodes, coins, strict=True)
+    ]
     return (yield from _differences(group, forks, times_length=True))
 
 

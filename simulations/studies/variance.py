@@ -6,9 +6,10 @@ with shared and with fresh luck; the exact ratio is E[D^2] shared over fresh, by
 programming (the two worlds share their prefix, so pooled rho_eff says more than coupling gives).
 
 Table `variance` (one row a setting, turn and seed): setting, seed, world, regime, horizon,
-density, turn, num_pairs, ratio with ratio_low and ratio_high, predicted, rho_eff, coupling_gain,
-deduplicated_gain (each with _low and _high), predicted_deduplicated, equal_share, discordance,
-effect, variance_paired, variance_independent. Intervals are those of `variance_account`, 95%.
+density, turn, matters (whether that turn's actions do different things), num_pairs, ratio with
+ratio_low and ratio_high, predicted, rho_eff, coupling_gain, deduplicated_gain (each with _low and
+_high), predicted_deduplicated, equal_share, discordance, effect, variance_paired,
+variance_independent. Intervals are those of `variance_account`, 95%.
 """
 
 from dataclasses import dataclass

@@ -50,7 +50,7 @@ class _Batch:
 class _Result(NamedTuple):
     """What a walk came to: table indices, outcome, and the state at its end."""
 
-    index: np.ndarray
+    places: np.ndarray
     outcome: float
     ending: Any
 
@@ -92,7 +92,7 @@ class Chain:
             )
         )
         return [
-            self._episode(task, step, row, result, None, len(result.index) * self.setting.tokens)
+            self._episode(task, step, row, result, None, len(result.places) * self.setting.tokens)
             for row, (task, result) in enumerate(zip(played, self._results(index), strict=True))
         ]
 
@@ -110,8 +110,8 @@ class Chain:
         played = np.flatnonzero(~skips)
         index = self._continued(forks, streams, played, turn, state, action)
         episodes: list[Episode | None] = [None] * len(forks)
-        for place, result in zip(played, self._results(index), strict=True):
-            tail = len(result.index) - forks[place].turn - 1
+        for place, result in zip(played.tolist(), self._results(index), strict=True):
+            tail = len(result.places) - forks[place].turn - 1
             episodes[place] = self._forked(forks[place], result, tail)
         return [episode or self._equal(fork) for episode, fork in zip(episodes, forks, strict=True)]
 
@@ -125,7 +125,7 @@ class Chain:
             raise unknown("need of the chain world", need, ["value"])
         for episode in episodes:
             _, value, _ = self.truth(episode)
-            episode.info["value"] = np.append(value, episode.outcome)
+            episode.info["value"] = np.append(value, np.float64(episode.outcome or 0.0))
 
     def truth(self, episode: Episode) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Exact (Q, V, advantage) of each turn, rewards already earned included."""
@@ -176,16 +176,17 @@ class Chain:
         """The action at each fork's turn. DIFFERENT is exact: the parent's action cannot win."""
         action = parent.copy()
         draws = np.array([fork.action in (RESAMPLE, DIFFERENT) for fork in forks])
-        for place in np.flatnonzero(~draws):
+        for place in np.flatnonzero(~draws).tolist():
             if forks[place].action is not KEEP:
                 action[place] = self._named(forks[place].action)
         drawn = np.flatnonzero(draws)
         if len(drawn):
             logits = self.model.logits[turn[drawn], state[drawn]]
-            other = np.array([forks[place].action is DIFFERENT for place in drawn])
+            own = [forks[place] for place in drawn.tolist()]
+            other = np.array([fork.action is DIFFERENT for fork in own])
             logits[other, parent[drawn][other]] = -np.inf
-            decision = [s.decision for s in (streams[place] for place in drawn) if s.decision]
-            keys = self._keys([forks[place] for place in drawn], decision)
+            found = [streams[place].decision for place in drawn.tolist()]
+            keys = self._keys(own, [stream for stream in found if stream is not None])
             action[drawn] = small_choice(logits, _at(keys, turn[drawn]))
         return action
 
@@ -206,13 +207,14 @@ class Chain:
         """Table indices of whole episodes: the parents' turns, then the forks' own."""
         if not len(played):
             return np.zeros((0, self.setting.horizon), np.int64)
-        own = [forks[place] for place in played]
+        own = [forks[place] for place in played.tolist()]
+        driven = [streams[place] for place in played.tolist()]
         batch = _Batch(
             start=turn[played],
             state=state[played],
             forced=action[played],
-            tail=self._keys(own, [streams[place].tail for place in played]),
-            environment=self._keys(own, [streams[place].environment for place in played]),
+            tail=self._keys(own, [stream.tail for stream in driven]),
+            environment=self._keys(own, [stream.environment for stream in driven]),
         )
         index = self._walk(batch)
         for line, fork in zip(index, own, strict=True):
@@ -280,7 +282,7 @@ class Chain:
             task=task,
             step=step,
             row=row,
-            turns=self._turns[result.index].tolist(),
+            turns=self._turns[result.places].tolist(),
             outcome=result.outcome,
             terminated=True,
             truncated=False,
@@ -288,7 +290,7 @@ class Chain:
             final_state=result.ending,
             fork=fork,
             sampled=cost,
-            info={"index": result.index},
+            info={"index": result.places},
         )
 
 

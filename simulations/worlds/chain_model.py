@@ -116,7 +116,7 @@ def build_model(setting: ChainSetting) -> ChainModel:
     stays = np.broadcast_to(np.arange(states)[:, None], shape)
     move = np.where(matters[:, None, None], rng.integers(states, size=shape), stays)
     logits = rng.normal(size=shape) * setting.sharpness
-    points = rng.integers(2, size=shape) * matters[:, None, None].astype(np.float64)
+    points: np.ndarray = rng.integers(2, size=shape) * matters[:, None, None].astype(np.float64)
     prize = np.full(turns, setting.luck)
     chance = np.full((turns, states), 0.5)
     if setting.reward == "end":

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 
 import polars as pl
@@ -95,7 +96,10 @@ def test_l10_a_missing_glyph_is_an_error(tmp_path):
     with style.house():
         figure, (panel,) = style.panels(1)
         panel.set_title("\N{HANGUL SYLLABLE GA}")
-    with pytest.raises(ValueError, match="picture.png cannot be drawn: Glyph"):
+    with (
+        warnings.catch_warnings(action="ignore"),
+        pytest.raises(ValueError, match="picture.png cannot be drawn: Glyph"),
+    ):
         style.save(figure, tmp_path / "picture.png")
 
 

@@ -15,6 +15,14 @@ from tests.paper import synthetic
             (Text(before="a ", word="b", after=" c"), Text(before="a ", word="x", after=" c")),
         ),
         ("a b", "a b c", (Text(before="a b", word=""), Text(before="a b ", word="c"))),
+        (
+            "<a>b</a>",
+            "<a>c</a>",
+            (
+                Text(before="<a>", word="b", after="</a>"),
+                Text(before="<a>", word="c", after="</a>"),
+            ),
+        ),
         ("a  b", "a b", (Text(before="a  b"), Text(before="a b"))),
         ("", "a", (Text(before="", word=""), Text(before="", word="a"))),
         ("a b ", "a", (Text(before="a ", word="b", after=" "), Text(before="a", word=""))),

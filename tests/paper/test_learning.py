@@ -36,11 +36,14 @@ def test_means_over_seeds_have_t_intervals(runs):
     )
 
 
-def test_one_seed_has_no_interval(runs):
-    table = learning.table(runs)
-    vine = table.filter(series="vine", kind="mean")
-    assert vine["low"].null_count() == len(vine)
-    assert "rloo 3, vine 1. A series with one seed" in learning.caption(table)
+def test_one_seed_has_the_interval_of_its_questions(runs):
+    table = learning.table(runs).filter(series="vine")
+    after = table.filter(kind="after", measure="exact_match").row(0, named=True)
+    assert (after["value"], after["num_seeds"]) == (pytest.approx(0.5), 1)
+    assert after["high"] == pytest.approx(0.5 + 1.959964 * 0.03)
+    outcomes = table.filter(kind="mean", measure="outcome")
+    assert outcomes["low"].null_count() == len(outcomes) > 0
+    assert "rloo 3, vine 1. A series with one seed" in learning.caption(learning.table(runs))
 
 
 def test_before_and_after_are_the_first_and_last_evaluation(runs):

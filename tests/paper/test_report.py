@@ -3,9 +3,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from paper import coupling, logs
+from paper import logs
 from paper.report import overview, write_report
 from tests.paper import synthetic
+from twinstats import logged_pairs
 from twinstats.errors import UsageError
 
 EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)>'
@@ -111,10 +112,10 @@ def test_training_runs_stand_side_by_side(all_runs):
     assert cells["after"] == "0.500 \N{PLUS-MINUS SIGN} 0.030"
     assert (cells["factual tokens"], cells["auxiliary tokens"]) == ("6,000", "3,000")
     assert cells["auxiliary / factual"] == "0.5"
-    twins = coupling.joined(logs.read(runs[-1:], "pairs"))
+    twins = logged_pairs.joined(logs.read(runs[-1:], "pairs"))
     cells = dict(zip(saved.columns, saved.rows[0], strict=True))
     assert cells["pairs"] == str(len(twins)) == "145"
-    gain = coupling.account(twins).coupling_gain
+    gain = logged_pairs.account(twins).coupling_gain
     assert cells["gain, raw"].startswith(f"{gain:.3g} [")
     assert (cells["null twins"], cells["differ by token"]) == ("18", "0")
 

@@ -5,6 +5,7 @@ import pytest
 from paper import coupling, logs
 from paper.figures import variance
 from tests.paper import synthetic
+from twinstats import logged_pairs
 from twinstats.variance import variance_account
 
 
@@ -71,15 +72,30 @@ def test_a_failed_twin_is_no_pair_and_a_failed_control_no_control():
         base | {"kind": "null", "twin_outcome": 1.0},
         base | {"kind": "draw", "twin_outcome": 0.0},
     ]
-    joined = coupling.joined(pl.DataFrame(rows, infer_schema_length=None))
+    joined = logged_pairs.joined(pl.DataFrame(rows, infer_schema_length=None))
     assert joined.select("alternative", "control_outcome").rows() == [(0, None)]
+
+
+def test_each_decision_has_its_own_control():
+    base = {"run": "r", "factual": "0/0", "task": "t", "turn": 0, "factual_outcome": 1.0}
+    rows = [
+        base | {"kind": kind, "alternative": alternative, "twin_outcome": outcome}
+        for kind, alternative, outcome in (
+            ("twin", 0, 0.1),
+            ("twin", 1, 0.2),
+            ("control", 1, 0.4),
+            ("control", 0, 0.3),
+        )
+    ]
+    joined = logged_pairs.joined(pl.DataFrame(rows)).sort("alternative")
+    assert joined.select("twin_outcome", "control_outcome").rows() == [(0.1, 0.3), (0.2, 0.4)]
 
 
 def test_null_twins_are_counted_by_token_and_outcome():
     rows = [(1.0, 1.0, True), (1.0, 0.0, False), (0.0, 0.0, False), (0.0, None, None)]
     names = ["factual_outcome", "twin_outcome", "same_tokens"]
     pairs = pl.DataFrame(rows, schema=names, orient="row").with_columns(kind=pl.lit("null"))
-    assert coupling.null_floor(pairs) == {
+    assert logged_pairs.null_floor(pairs) == {
         "num_nulls": 3,
         "token_disagreements": 2,
         "outcome_disagreements": 1,

@@ -79,7 +79,7 @@ def test_impossible_dials_are_refused():
 def test_twins_of_the_world_have_the_exact_law():
     setting = world_setting("smooth")
     world = Bandit(setting, seed=5)
-    episodes = world.play(world.tasks(1), 20_000, step=0)
+    episodes = world.play(world.tasks(1), 5000, step=0)
     best = [e for e in episodes if e.turns[0].action == 0]
     for luck in ("shared", "fresh"):
         twins = world.fork(
@@ -114,8 +114,8 @@ def test_null_twins_agree_unless_the_scorer_has_luck_of_its_own():
 @pytest.mark.parametrize("name", ["twice", "independent", "vine"])
 def test_credit_methods_run_and_are_unbiased(name):
     world = Bandit(world_setting("smooth"), seed=5)
-    groups = group_by_task(world.play(world.tasks(500), 4, step=0), seed=5, step=0)
-    credits = assign(world, groups, make(name))
+    groups = group_by_task(world.play(world.tasks(200), 4, step=0), seed=5, step=0)
+    credits = assign(world, groups, make(name, **({"rollouts": 2} if name == "vine" else {})))
     errors = np.concatenate(
         [
             value - world.truth(episode)[2]

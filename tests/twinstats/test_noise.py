@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from twinstats import noise
 from twinstats.noise import (
     BLOCK,
     KeyColumns,
@@ -123,14 +124,25 @@ def test_noise_of_an_id_does_not_depend_on_the_other_ids():
     assert gumbel(KEY, 11, []).shape == (0,)
 
 
+def test_rounding_lifts_no_noise_above_its_blocks_maximum(monkeypatch):
+    """Skipping blocks rests on it: at uniforms near 1 the formula alone gives a bit more."""
+    monkeypatch.setattr(noise, "uniform52", lambda high, low: np.full(high.shape, 1 - 2.0**-53))
+    maximum = np.linspace(-2, 30, 5000)
+    unclamped = -np.log(np.exp(-maximum) - np.log(1 - 2.0**-53))
+    assert (unclamped > maximum).any()
+    keys, zeros = KeyColumns.of([KEY]), np.zeros(5000, np.intp)
+    below = noise._below(keys, np.zeros(1, np.uint64), zeros, zeros, maximum, zeros + 1)
+    assert (below <= maximum).all()
+
+
 def test_a_blocks_maximum_is_attained_at_the_id_its_header_names():
     columns = KeyColumns.of([KEY])
     for block in range(40):
         w0, w1, w2, _ = (int(w[0]) for w in columns.blocks(np.array([block]), np.array([11])))
-        noise = gumbel(KEY, 11, np.arange(block * BLOCK, (block + 1) * BLOCK))
-        assert noise.argmax() == w2 >> 24
+        values = gumbel(KEY, 11, np.arange(block * BLOCK, (block + 1) * BLOCK))
+        assert values.argmax() == w2 >> 24
         u = (w0 * 2**20 + (w1 >> 12) + 0.5) / 2**52
-        assert noise.max() == pytest.approx(-math.log(-math.log(u)) + math.log(256), abs=1e-12)
+        assert values.max() == pytest.approx(-math.log(-math.log(u)) + math.log(256), abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -192,25 +204,25 @@ def test_positions_and_ids_that_would_wrap_are_refused():
 
 
 def test_noise_follows_the_gumbel_law():
-    noise = gumbel(KEY, 4, np.arange(200_000))
-    assert stats.kstest(noise, "gumbel_r").pvalue > 1e-6
+    values = gumbel(KEY, 4, np.arange(200_000))
+    assert stats.kstest(values, "gumbel_r").pvalue > 1e-6
 
 
 @pytest.mark.parametrize("vary", ["position", "row"])
 def test_one_ids_noise_follows_the_gumbel_law(vary):
     keys = [KEY] * 1500 if vary == "position" else [NoiseKey(7, 3, r, 2) for r in range(1500)]
     positions = range(1500) if vary == "position" else [0] * 1500
-    noise = [gumbel(key, position, [77])[0] for key, position in zip(keys, positions, strict=True)]
-    assert stats.kstest(noise, "gumbel_r").pvalue > 1e-6
+    values = [gumbel(key, position, [77])[0] for key, position in zip(keys, positions, strict=True)]
+    assert stats.kstest(values, "gumbel_r").pvalue > 1e-6
 
 
 def test_noise_of_neighbours_is_uncorrelated():
-    noise = np.array([gumbel(KEY, position, np.arange(4096)) for position in range(20)])
+    values = np.array([gumbel(KEY, position, np.arange(4096)) for position in range(20)])
     neighbours = {
-        "ids of one block word": (noise[:, 0::2], noise[:, 1::2]),
-        "ids of neighbouring lanes": (noise[:, 1:-1:2], noise[:, 2::2]),
-        "blocks": (noise[:, :-BLOCK], noise[:, BLOCK:]),
-        "positions": (noise[:-1], noise[1:]),
+        "ids of one block word": (values[:, 0::2], values[:, 1::2]),
+        "ids of neighbouring lanes": (values[:, 1:-1:2], values[:, 2::2]),
+        "blocks": (values[:, :-BLOCK], values[:, BLOCK:]),
+        "positions": (values[:-1], values[1:]),
     }
     for name, (one, other) in neighbours.items():
         assert abs(correlation(one.ravel(), other.ravel())) < NEVER, name
@@ -286,6 +298,23 @@ def test_the_block_form_is_the_plain_form_at_a_real_vocabulary():
     logits = (rng.normal(size=(6, 151_936)) * 2).astype(np.float32)
     keys = [NoiseKey(2, 0, row, 0) for row in range(6)]
     assert np.array_equal(sample(logits, keys, [9] * 6), plain(logits, keys, [9] * 6, 1.0))
+
+
+@pytest.mark.parametrize("live", [1, 5])
+def test_masked_tokens_are_never_looked_into(monkeypatch, live):
+    """However few tokens a filter left: those of masked blocks would be the whole vocabulary."""
+    logits = np.full((30, 50_000), -np.inf)
+    logits[:, np.arange(live) * 10_000 + 7] = 0.0
+    looked = []
+    below = noise._below
+
+    def counted(keys, positions, index, ids, maximum, winner):
+        looked.append(len(ids))
+        return below(keys, positions, index, ids, maximum, winner)
+
+    monkeypatch.setattr(noise, "_below", counted)
+    sample(logits, [NoiseKey(0, 0, row, 0) for row in range(30)], [0] * 30)
+    assert 30 <= sum(looked) <= 30 * (live + 1)
 
 
 def test_batch_mates_order_and_batch_size_change_nothing():

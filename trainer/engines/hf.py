@@ -67,10 +67,7 @@ class HfEngine:
         for row in range(len(batch.slots)):
             batch.seat(row, queue.pop())
         while batch.active:
-            singles = batch.rows(lambda slot: len(slot.pending) == 1)
-            ragged = batch.rows(lambda slot: len(slot.pending) > 1)
-            # Few ragged rows wait for more of them: a pass of their own costs as much as for many.
-            rows = ragged if len(ragged) * _PATIENCE >= len(singles) else singles
+            rows = batch.next_rows()
             finished = self._sample(batch, rows, self._forward(batch, rows), temperature)
             for row in finished:
                 if queue:
@@ -154,6 +151,19 @@ class _Batch:
         self._cache.clear(row)
         self.slots[row] = _Slot(session, session.start())
 
+    def next_rows(self) -> list[int]:
+        """The rows that the next pass serves: those with one token each, or some with more.
+
+        Few rows with more wait for others: a pass of their own costs as much as for many. Those
+        that go together differ in length by less than a factor of two, or padding would dominate.
+        """
+        singles = self.rows(lambda slot: len(slot.pending) == 1)
+        ragged = self.rows(lambda slot: len(slot.pending) > 1)
+        if len(ragged) * _PATIENCE < len(singles):
+            return singles
+        longest = max(len(self.slot(row).pending) for row in ragged or singles)
+        return self.rows(lambda slot: 2 * len(slot.pending) > longest) if ragged else singles
+
     def leave(self, row: int) -> None:
         """Empties a row."""
         self.slots[row] = None
@@ -168,10 +178,10 @@ class _Batch:
     def forward(self, rows: list[int]) -> torch.Tensor:
         """Encodes the pending tokens of the rows; float32 logits after each row's last one.
 
-        Where the rows are most of the batch, the others take part with no token of their own:
-        what is written for them lies past their end, so it is never seen.
+        Where each adds one token, the rest of the batch takes part with none of their own: what
+        is written for them lies past their end, so it is never seen, and no cache is copied.
         """
-        wide = 2 * len(rows) > len(self.slots)
+        wide = all(len(self.slot(row).pending) == 1 for row in rows)
         passed = list(range(len(self.slots))) if wide else rows
         wanted = set(rows)
         pending = [self.slot(row).pending if row in wanted else [] for row in passed]

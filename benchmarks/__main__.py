@@ -1,0 +1,9 @@
+"""Runs every benchmark: `python -m benchmarks [--quick]`."""
+
+import sys
+
+from benchmarks import noise, statistics
+
+if __name__ == "__main__":
+    for benchmark in (noise, statistics):
+        benchmark.main(quick="--quick" in sys.argv[1:])

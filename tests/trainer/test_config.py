@@ -1,0 +1,131 @@
+"""The configuration tree: changes to it, and its way to JSON and back."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from trainer.config import changed, from_dict, parse, paths
+from trainer.recipes import recipe
+from twinstats.errors import UsageError
+
+DEMO = recipe("demo")
+
+
+def test_a_value_is_parsed_by_the_type_of_its_field():
+    config = changed(
+        DEMO,
+        [
+            "seed=7",
+            "optimizer.learning_rate=1e-5",
+            "credit.method=vine",
+            "loss.aggregation=token",
+            "credit.budget=none",
+            "length.total_tokens=5000",
+        ],
+    )
+    assert (config.seed, config.optimizer.learning_rate) == (7, 1e-5)
+    assert (config.credit.method, config.loss.aggregation) == ("vine", "token")
+    assert (config.credit.budget, config.length.total_tokens) == (None, 5000)
+    assert isinstance(changed(DEMO, ["credit.budget=2"]).credit.budget, float)
+    assert changed(DEMO, ["length.total_tokens=NULL"]).length.total_tokens is None
+
+
+def test_a_change_leaves_everything_else_and_the_original_alone():
+    before = asdict(DEMO)
+    after = asdict(changed(DEMO, ["rollout.groups=9"]))
+    assert asdict(DEMO) == before
+    before["rollout"]["groups"] = 9
+    assert after == before
+
+
+def test_the_last_of_two_changes_holds():
+    assert changed(DEMO, ["seed=1", "seed=2"]).seed == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("credit.metod", "credit.method"),
+        ("optimiser.learning_rate", "optimizer.learning_rate"),
+        ("learning_rate", "warmup.learning_rate"),
+        ("rollout.group-size", "rollout.group_size"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(path, near):
+    with pytest.raises(UsageError, match=f"Unknown configuration key {path!r}.*mean {near!r}"):
+        changed(DEMO, [f"{path}=1"])
+
+
+@pytest.mark.parametrize("path", ["recipe", "credit", "", "seed.x", "__class__"])
+def test_what_is_no_leaf_cannot_be_set(path):
+    with pytest.raises(UsageError, match="Unknown configuration key"):
+        changed(DEMO, [f"{path}=1"])
+
+
+def test_a_word_without_equals_is_refused():
+    with pytest.raises(UsageError, match="takes path=value, got 'seed'"):
+        changed(DEMO, ["seed"])
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("seed=1.0", "`seed` must be int, got '1.0'"),
+        ("rollout.groups=two", "`rollout.groups` must be int"),
+        ("optimizer.learning_rate=", "`optimizer.learning_rate` must be float"),
+        ("credit.budget=lots", "`credit.budget` must be float"),
+        ("loss.ratio=trun", "Unknown value of loss.ratio 'trun'. Did you mean 'turn'"),
+        ("seed=none", "`seed` must be int"),
+        ("optimizer.learning_rate=nan", "`optimizer.learning_rate` must be finite"),
+        ("credit.budget=inf", "`credit.budget` must be finite"),
+        ("rollout.temperature=0", "`rollout.temperature` must be above 0"),
+        ("rollout.max_batch=0", "`rollout.max_batch` must be at least 1"),
+        ("checkpoint.every=0", "`checkpoint.every` must be at least 1"),
+        ("checkpoint.keep=0", "`checkpoint.keep` must be at least 1"),
+        ("length.steps=-1", "`length.steps` must be at least 0"),
+        ("length.total_tokens=0", "`length.total_tokens` must be at least 1"),
+    ],
+)
+def test_a_value_that_its_field_does_not_allow_is_refused(assignment, message):
+    with pytest.raises(UsageError, match=message):
+        changed(DEMO, [assignment])
+
+
+def test_flags_are_words_and_not_truth_values():
+    assert [parse(bool, word, "f") for word in ("False", "0", "no")] == [False] * 3
+    assert [parse(bool, word, "f") for word in ("TRUE", "1", "yes")] == [True] * 3
+    with pytest.raises(UsageError, match="`f` must be true or false, got 'maybe'"):
+        parse(bool, "maybe", "f")
+
+
+def test_every_leaf_has_a_path():
+    names = paths(DEMO)
+    assert len(names) == len(set(names)) == len(_leaves(asdict(DEMO)))
+    assert {"seed", "model.hidden", "credit.budget", "log.text_rows"} <= set(names)
+
+
+def _leaves(tree):
+    return [
+        leaf
+        for value in tree.values()
+        for leaf in (_leaves(value) if isinstance(value, dict) else [value])
+    ]
+
+
+def test_a_configuration_survives_json():
+    config = changed(DEMO, ["credit.budget=none", "seed=3", "loss.clip_low=0.1"])
+    assert from_dict(asdict(config)) == config
+    assert from_dict(json.loads(json.dumps(asdict(config)))) == config
+
+
+def test_the_configuration_of_something_else_is_refused():
+    with pytest.raises(UsageError, match="names no recipe"):
+        from_dict({"quick": True})
+    with pytest.raises(UsageError, match="Unknown configuration key 'stepz'.*'steps'"):
+        from_dict({"recipe": "demo", "length": {"stepz": 3}})
+
+
+def test_an_unknown_recipe_is_refused_with_the_nearest():
+    with pytest.raises(UsageError, match="Unknown recipe 'dmo'. Did you mean 'demo'"):
+        recipe("dmo")
