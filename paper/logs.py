@@ -91,7 +91,13 @@ def describe(runs: Sequence[Path]) -> pl.DataFrame:
     names = labels(runs)
     return pl.DataFrame(
         [_description(names[run], records.read_run(run)) for run in runs],
-        schema={"run": pl.String, "method": pl.String, "recipe": pl.String, "seed": pl.Int64},
+        schema={
+            "run": pl.String,
+            "method": pl.String,
+            "recipe": pl.String,
+            "seed": pl.Int64,
+            "learns": pl.Boolean,
+        },
     )
 
 
@@ -102,6 +108,7 @@ def _description(label: str, description: dict[str, Any]) -> dict[str, Any]:
         "method": leaves.get("credit.method"),
         "recipe": leaves.get("recipe"),
         "seed": description.get("seed"),
+        "learns": leaves.get("optimizer.learning_rate") != 0,
     }
 
 

@@ -70,7 +70,7 @@ def run_sweep(
     names = list(dict.fromkeys(names))
     tasks = [task for name in names for task in study_tasks(name, which, seed)]
     configuration = {"which": which, "studies": {name: _described(name, which) for name in names}}
-    if resume and out.exists():
+    if resume and (out / "run.json").is_file():
         run = reopen_run(out, configuration | {"seed": seed})
     else:
         run = create_run(

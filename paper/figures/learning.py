@@ -73,14 +73,15 @@ def _points(runs: Sequence[Path]) -> pl.DataFrame | None:
     metrics = logs.read(runs, "metrics")
     if metrics is None:
         return None
-    described = logs.describe(runs).filter(pl.col("method").is_not_null())
+    # a learning rate of 0 only measures the policy it starts from
+    described = logs.describe(runs).filter(pl.col("method").is_not_null() & pl.col("learns"))
     one_recipe = described["recipe"].n_unique() <= 1
     series = pl.col("method") if one_recipe else pl.concat_str("recipe", "method", separator=": ")
     described = described.with_columns(series=series.fill_null(pl.col("method")))
     frames = []
     for measure, (value, tokens) in CURVES.items():
         own = _joined(metrics, value, tokens)
-        frame = own.join(described.drop("recipe"), on="run", how="inner")
+        frame = own.join(described.drop("recipe", "learns"), on="run", how="inner")
         frames.append(frame.with_columns(measure=pl.lit(measure)))
     points = pl.concat(frames).with_columns(kind=pl.lit("seed"), num_seeds=pl.lit(1, pl.Int64))
     return points.sort("series", "measure", "run", "tokens").select(list(SCHEMA))

@@ -38,7 +38,8 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     `panel` "ratio" is a setting of the study: `place` its exact ratio (1 - rho_eff in the bandit),
     `value` the measured Var(paired) / Var(independent), mean over seeds. `panel` "chain" is a turn
     of the study's chains and "gain" a slot of training runs' forks: `place` the turn or slot,
-    `value` the coupling gain, `series` "raw" or "deduplicated". Slots with fewer than 20 forks that
+    `value` the coupling gain, `series` "raw" or "deduplicated". Where runs with learning rate 0
+    are among them, they alone count: training changes the policy whose gain it is. Slots with fewer than 20 forks that
     have a control are left out.
 
     Raises:
@@ -89,9 +90,11 @@ def _gain_rows(runs: Sequence[Path]) -> list[dict]:
     pairs = logs.read(runs, "pairs")
     if pairs is None:
         return []
-    recipes = logs.describe(runs).select("run", "recipe")
-    twins = logged_pairs.joined(pairs).join(recipes, on="run", how="left")
+    described = logs.describe(runs).select("run", "recipe", "learns")
+    twins = logged_pairs.joined(pairs).join(described, on="run", how="left")
     twins = twins.with_columns(pl.col("recipe").fill_null("pairs"))
+    if not twins["learns"].all():
+        twins = twins.filter(~pl.col("learns"))
     rows = []
     for (recipe, slot), own in twins.sort("recipe", "slot").group_by(
         "recipe", "slot", maintain_order=True
@@ -164,7 +167,7 @@ def _draw_gain(panel: Axes, rows: pl.DataFrame) -> None:
         look = looks[str(series)] | {"marker": style.MARKERS[labels.index(label)]}
         style.bars(panel, places, label=name, is_log=True, **look)
     names = [coupling.slot_name(int(slot), in_parts) for slot in slots]
-    panel.set_xticks(range(len(slots)), names)
+    panel.set_xticks(range(len(slots)), names, rotation=90 if len(slots) > 8 else 0)
     panel.set_xlabel("forked at part.turn" if in_parts else "forked at turn")
     _finish_gain(panel)
 

@@ -86,16 +86,14 @@ class Script:
 
     def __init__(self, choose):
         self._choose = choose
-        self.keys = []
-        self.starts = []
-        self.follows = []
+        self.keys, self.starts, self.temperatures = [], [], []
 
     def run(self, sessions, *, temperature):
+        self.temperatures.append(temperature)
         for session in sessions:
             self.starts.append(session.start())
             self.keys.append([])
-            self.follows.append([])
-            following: list[int] | None = []
+            following = []
             while following is not None:
                 key = session.key()
                 text = self._choose(session, key, len(self.keys[-1]))
@@ -103,7 +101,6 @@ class Script:
                 tokens = tuple(ord(letter) for letter in text)
                 turn = SampledTurn(tokens=tokens, logprob=-1.0, entropy=0.5, is_stopped=True)
                 following = session.advance(turn)
-                self.follows[-1].append(following)
 
 
 class Echo:

@@ -160,7 +160,7 @@ def test_credit_rows_carry_share_and_truth():
         "share": 0.5,
         "truth": 0.2,
     }
-    assert rows[4]["episode"] == TWIN.name
+    assert (rows[4]["episode"], rows[4]["value"], rows[4]["share"]) == (TWIN.name, 2.0, 0.25)
     bare = credit_rows([Credit(episodes=[FACTUAL], values=[np.zeros(3)])], "rloo")[0]
     assert (bare["share"], bare["truth"]) == (None, None)
 

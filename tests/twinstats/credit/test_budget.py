@@ -203,7 +203,7 @@ def observed(memory, group, counts, twin_outcomes):
     plan = [replace(p, count=c) for p, c in zip(memory.plan(group), counts, strict=True)]
     twins = [
         [
-            replace(p.episode, outcome=outcome, fork=Fork(p.episode, p.turn), sampled=5)
+            replace(p.episode, outcome=outcome, fork=Fork(p.episode, p.turn), sampled=1)
             for outcome in outcomes
         ]
         for p, outcomes in zip(plan, twin_outcomes, strict=True)
@@ -220,12 +220,13 @@ def test_the_second_plan_by_hand(scripted):
     group = Group(Task("t"), [episode], 0, 0)
     memory = BudgetMemory(Budget(ratio=1.5, explore=0.2))
     memory.observe([observed(memory, group, [1, 1], [[0.0], [1.0]])])
-    # tail ratio (2 + 1) / 2 = 1.5; spent 10 of a planned .3 * 3 = .9, inflation .8 + .2 * 10 / .9;
-    # debt 10 - 1.5 * 2 = 7, owed at most half the ratio, .75.
-    inflation = 0.8 + 0.2 * 10 / 0.9
+    # tail ratio (2 + 1) / 2 = 1.5; spent 2 of a planned .3 * 3 = .9, running mean from 1;
+    # debt 2 - 1.5 * 2 = -1 on 2 factual tokens.
+    inflation, owed = 0.8 + 0.2 * 2 / 0.9, -0.5
     uniform_ = 0.2 * (1.5 / 1.5) * 3 / 2
     per_price = 0.8 * (np.sqrt(0.75 * 2) + np.sqrt(0.25 * 1)) / 2
-    price = max(0.0, ((1.5 - 0.75) / inflation - uniform_) / per_price)
+    price = ((1.5 - owed) / inflation - uniform_) / per_price
+    assert price > 0.5
     plan = memory.plan(group)
     expected = [0.2 * 1.0 + 0.8 * price * np.sqrt(v / c) for v, c in ((0.75, 2), (0.25, 1))]
     np.testing.assert_allclose([p.expected for p in plan], expected)

@@ -1,0 +1,241 @@
+"""The loss: gradients by hand on 2 x 3, and what is and is not trained."""
+
+import numpy as np
+import pytest
+import torch
+
+from trainer.config import LossConfig, changed
+from trainer.learner import engine_gap, has_credit, update
+from trainer.loss import Batch, action_spans, episode_ids, make_batch, policy_loss
+from trainer.policy import token_logprobs
+from trainer.setup import make_optimizer, make_rollout
+from trainer.train import train_tasks
+from twinstats.credit import assign, make
+from twinstats.episodes import Credit, Episode, Fork, Task, Turn, group_by_task
+
+NAN = float("nan")
+
+
+def turn(shown, action):
+    return Turn(tuple(action), -1.0, None, len(action), "s", info={"shown": tuple(shown)})
+
+
+def episode(*turns, row=0):
+    return Episode(Task("t"), 0, row, [turn(*one) for one in turns], 1.0, True, False)
+
+
+def credit(episodes, values, **options):
+    arrays = [np.array(one, float) for one in values]
+    return Credit(episodes=episodes, values=arrays, **options)
+
+
+def two_by_three():
+    """Row 0: one token of turn 0, one of turn 1, one not trained; row 1: one turn of 3 tokens."""
+    trained = torch.tensor([[True, True, False], [True, True, True]])
+    return Batch(
+        ids_RL=torch.zeros((2, 3), dtype=torch.long),
+        mask_RL=torch.ones((2, 3), dtype=torch.bool),
+        trained_RL=trained,
+        advantage_RL=torch.tensor([[2.0, -1.0, 99.0], [3.0, 3.0, 3.0]]),
+        turn_RL=torch.tensor([[0, 1, -1], [2, 2, 2]]),
+        num_turns=3,
+    )
+
+
+def loss_and_gradient(batch, ratio, aggregation, shift=None, **clip):
+    behaviour = torch.log(torch.full((2, 3), 0.5))
+    logp = behaviour.clone() if shift is None else behaviour + torch.tensor(shift)
+    logp.requires_grad_(True)
+    config = LossConfig(ratio=ratio, aggregation=aggregation, **clip)
+    loss, clipped = policy_loss(logp, behaviour, batch, config)
+    loss.backward()
+    return float(loss), logp.grad, float(clipped)
+
+
+# Gradients by hand
+
+
+@pytest.mark.parametrize("ratio", ["token", "turn"])
+@pytest.mark.parametrize(
+    ("aggregation", "loss", "gradient"),
+    [
+        # mean over the 5 trained tokens
+        ("token", -(2 - 1 + 9) / 5, [[-0.4, 0.2, 0], [-0.6, -0.6, -0.6]]),
+        # each turn's mean, summed, over 2 rows
+        ("turn", -(2 - 1 + 3) / 2, [[-1, 0.5, 0], [-0.5, -0.5, -0.5]]),
+        # the sum over 2 rows
+        ("constant", -(2 - 1 + 9) / 2, [[-1, 0.5, 0], [-1.5, -1.5, -1.5]]),
+    ],
+)
+def test_the_gradient_on_policy_by_hand(ratio, aggregation, loss, gradient):
+    found, gradient_RL, clipped = loss_and_gradient(two_by_three(), ratio, aggregation)
+    assert found == pytest.approx(loss, rel=1e-6)
+    np.testing.assert_allclose(gradient_RL, gradient, rtol=1e-6)
+    assert clipped == 0
+
+
+def test_a_token_ratio_clips_token_by_token():
+    log_2, log_half, log_small = np.log(2), np.log(0.5), np.log(1.1)
+    shift = [[log_2, log_2, 0.0], [log_half, log_small, log_2]]
+    loss, gradient, clipped = loss_and_gradient(two_by_three(), "token", "constant", shift)
+    # ratio 2 with A 2: clipped at 1.2; with A -1: not; A 3: .5 not, 1.1 not, 2 clipped
+    assert loss == pytest.approx(-(2.4 - 2 + 1.5 + 3.3 + 3.6) / 2, rel=1e-6)
+    expected = [[0, 1, 0], [-0.75, -1.65, 0]]
+    np.testing.assert_allclose(gradient, expected, rtol=1e-6)
+    assert clipped == pytest.approx(2 / 5)
+
+
+def test_the_two_sides_of_the_clip_are_their_own():
+    batch = two_by_three()
+    shift = np.log([[1.25, 0.65, 1.0], [1.0, 1.0, 1.0]]).tolist()
+    for low, high, expected in ((0.2, 0.3, 1 / 5), (0.4, 0.2, 1 / 5), (0.4, 0.3, 0.0)):
+        found = loss_and_gradient(batch, "token", "token", shift, clip_low=low, clip_high=high)
+        assert found[2] == pytest.approx(expected)
+
+
+def test_a_turn_ratio_is_that_of_the_mean_log_ratio():
+    shift = [[0.0, 0.0, 0.0], [0.3, -0.1, 0.1]]
+    loss, gradient, _ = loss_and_gradient(two_by_three(), "turn", "turn", shift)
+    ratio = np.exp(0.1)
+    assert loss == pytest.approx(-(2 - 1 + 3 * ratio) / 2, rel=1e-6)
+    np.testing.assert_allclose(gradient[1], [-ratio / 2] * 3, rtol=1e-5)
+    shift = [[0.0, 0.0, 0.0], [0.9, 0.9, -0.6]]  # mean .4: clipped as a whole
+    loss, gradient, clipped = loss_and_gradient(two_by_three(), "turn", "turn", shift)
+    assert loss == pytest.approx(-(2 - 1 + 3.6) / 2, rel=1e-6)
+    assert gradient[1].tolist() == [0, 0, 0] and clipped == pytest.approx(3 / 5)
+
+
+@pytest.mark.parametrize("ratio", ["token", "turn"])
+@pytest.mark.parametrize("aggregation", ["token", "turn", "constant"])
+def test_what_is_not_trained_is_never_read(ratio, aggregation):
+    batch = two_by_three()
+    clean = loss_and_gradient(batch, ratio, aggregation)
+    batch.advantage_RL[0, 2] = NAN
+    for poison in (NAN, float("inf"), 1e10):
+        shift = [[0.0, 0.0, poison], [0.0, 0.0, 0.0]]
+        found = loss_and_gradient(batch, ratio, aggregation, shift)
+        assert found[0] == clean[0] and torch.equal(found[1], clean[1])
+
+
+def test_with_turn_a_turns_weight_does_not_depend_on_its_length():
+    for lengths in ((1, 1), (1, 7), (5, 2)):
+        played = episode(*[([1], [2] * length) for length in lengths])
+        batch = make_batch([credit([played], [[1.0, 2.0]])])
+        logp = torch.zeros(batch.ids_RL.shape, requires_grad=True)
+        policy_loss(logp, logp.detach(), batch, LossConfig(aggregation="turn"))[0].backward()
+        sums = [float(logp.grad[0, b:e].sum()) for b, e in action_spans(played)]
+        np.testing.assert_allclose(sums, [-1.0, -2.0], rtol=1e-6)
+
+
+def test_a_row_more_changes_no_other_rows_share_of_the_sum():
+    one, two = episode(([1], [2, 3])), episode(([1, 1], [4]), row=1)
+    for aggregation in ("turn", "constant"):
+        config = LossConfig(aggregation=aggregation)
+        parts = []
+        for credits in ([one], [two], [one, two]):
+            batch = make_batch([credit(credits, [[1.5]] * len(credits))])
+            logp = torch.zeros(batch.ids_RL.shape)
+            parts.append(float(policy_loss(logp, logp, batch, config)[0]) * len(credits))
+        assert parts[2] == pytest.approx(parts[0] + parts[1], rel=1e-6)
+
+
+# Batches
+
+
+def test_only_sampled_tokens_of_turns_with_credit_are_trained():
+    first = episode(([7, 8], [5, 6]), ([9], [4]), ([], [3, 3, 3]))
+    second = episode(([7], [2, 2]), row=1)
+    batch = make_batch([credit([first, second], [[1.0, NAN, -2.0], [0.5]])])
+    assert batch.ids_RL.tolist() == [[7, 8, 5, 6, 9, 4, 3, 3, 3], [7, 2, 2, 0, 0, 0, 0, 0, 0]]
+    assert batch.mask_RL.sum(1).tolist() == [9, 3]
+    assert batch.trained_RL.int().tolist() == [[0, 0, 1, 1, 0, 0, 1, 1, 1], [0, 1, 1] + [0] * 6]
+    assert batch.turn_RL.tolist() == [[-1, -1, 0, 0, -1, -1, 1, 1, 1], [-1, 2, 2] + [-1] * 6]
+    assert batch.advantage_RL.tolist() == [[0, 0, 1, 1, 0, 0, -2, -2, -2], [0, 0.5, 0.5] + [0] * 6]
+    assert (batch.num_turns, batch.num_tokens) == (3, 7)
+
+
+def test_an_episode_without_credit_is_left_out_and_no_credit_at_all_is_refused():
+    one, two = episode(([1], [2])), episode(([1], [3]), row=1)
+    batch = make_batch([credit([one, two], [[NAN], [1.0]])])
+    assert batch.ids_RL.tolist() == [[1, 3]]
+    with pytest.raises(ValueError, match="at least one turn with credit"):
+        make_batch([credit([one], [[NAN]])])
+
+
+def test_share_and_weights_multiply_the_credit():
+    played = episode(([1], [2, 3]), ([1], [4]))
+    batch = make_batch(
+        [
+            credit(
+                [played],
+                [[2.0, 3.0]],
+                share=[np.array([0.5, 1 / 3])],
+                weights=[[np.array([1.5, 0.5]), np.array([1.0])]],
+            )
+        ]
+    )
+    np.testing.assert_allclose(batch.advantage_RL, [[0, 1.5, 0.5, 0, 1.0]], rtol=1e-6)
+
+
+def test_forks_that_a_method_wants_trained_are_rows():
+    parent = episode(([1], [2]), ([1], [3]))
+    fork = Episode(
+        Task("t"), 0, 0, [parent.turns[0], turn([1], [9])], 0.0, True, False, fork=Fork(parent, 1)
+    )
+    batch = make_batch([credit([parent, fork], [[1.0, 1.0], [NAN, -1.0]])])
+    assert batch.ids_RL.tolist() == [[1, 2, 1, 3], [1, 2, 1, 9]]
+    assert batch.trained_RL.int().tolist() == [[0, 1, 0, 1], [0, 0, 0, 1]]
+
+
+def test_ids_and_spans_of_an_episode():
+    played = episode(([7, 8], [5]), ([], [4, 4]))
+    assert episode_ids(played) == [7, 8, 5, 4, 4]
+    assert action_spans(played) == [(2, 3), (3, 5)]
+
+
+# The update
+
+
+def credits_of(policy, config, method="rloo"):
+    rollout = make_rollout(policy, config)
+    episodes = rollout.play(train_tasks(config, 1), config.rollout.group_size, 1)
+    return episodes, assign(rollout, group_by_task(episodes, seed=5, step=1), make(method))
+
+
+def test_the_engines_logprobs_are_the_learners(policy, config):
+    episodes, _ = credits_of(policy, config)
+    assert 0 < engine_gap(policy, episodes, config) < 1e-4
+    other = changed(config, ["rollout.temperature=0.5"])
+    assert engine_gap(policy, episodes, other) > 1e-3
+
+
+def test_an_update_raises_what_has_positive_credit_and_lowers_the_rest(policy, config):
+    episodes, _ = credits_of(policy, config)
+    values = [np.full(one.num_turns, sign) for one, sign in zip(episodes, [1, -1] * 2, strict=True)]
+    given = [Credit(episodes=episodes, values=values)]
+    batch = make_batch(given)
+
+    def logp():
+        with torch.no_grad():
+            found, _ = token_logprobs(
+                policy.model, batch.ids_RL, batch.mask_RL, batch.trained_RL, temperature=1.0
+            )
+        return found.sum(1)
+
+    before = logp()
+    metrics = update(policy, make_optimizer(policy, config), given, config)
+    change = logp() - before
+    assert (change * torch.tensor([1, -1, 1, -1]) > 0).all()
+    assert metrics["loss/trained_tokens"] == batch.num_tokens == sum(e.sampled for e in episodes)
+    assert metrics["loss/gradient_norm"] > 0 and metrics["loss/clipped_share"] == 0
+    assert 0 < metrics["loss/entropy_nats"] < np.log(600)
+
+
+def test_without_credit_nothing_is_updated(policy, config):
+    episodes, _ = credits_of(policy, config)
+    nulls = [Credit(episodes=episodes, values=[np.full(e.num_turns, NAN) for e in episodes])]
+    assert not has_credit(nulls[0])
+    before = [weight.clone() for weight in policy.model.parameters()]
+    metrics = update(policy, make_optimizer(policy, config), nulls, config)
+    assert all(np.isnan(value) for value in metrics.values())
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))
