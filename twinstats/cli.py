@@ -8,8 +8,8 @@ import importlib.metadata
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -23,11 +23,11 @@ EXTRAS = {"trainer": "train", "paper": "figures"}
 class Commands(TyperGroup):
     """A command group whose commands are entry points."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         """Names of all announced commands."""
         return sorted(_announced())
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command, imported now.
 
         Raises:
@@ -51,7 +51,7 @@ def _announced() -> dict[str, importlib.metadata.EntryPoint]:
     return {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
 
 
-def _load(entry: importlib.metadata.EntryPoint) -> click.Command:
+def _load(entry: importlib.metadata.EntryPoint) -> Any:
     package = entry.module.partition(".")[0]
     try:
         function = entry.load()
@@ -69,11 +69,9 @@ def _load(entry: importlib.metadata.EntryPoint) -> click.Command:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs `twice` and exits: 0 done, 1 failed, 2 wrong usage."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     debug = "--debug" in given
-    app = typer.Typer(
-        cls=Commands, add_completion=False, no_args_is_help=True, rich_markup_mode=None
-    )
+    app = typer.Typer(cls=Commands, add_completion=False, rich_markup_mode=None)
     app.callback()(_root)
     sys.exit(run(typer.main.get_command(app), [word for word in given if word != "--debug"], debug))
 
@@ -85,18 +83,18 @@ def _root() -> None:
     """
 
 
-def run(command: click.Command, arguments: Sequence[str], debug: bool = False) -> int:
+def run(command: Any, arguments: Sequence[str], debug: bool = False) -> int:
     """Runs a command and returns its exit code; errors go to standard error as one sentence."""
     try:
         result = command.main(list(arguments), prog_name="twice", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except (UsageError, NotImplementedError) as error:
         return _failed(str(error), 2, debug)
-    except click.ClickException as error:
+    except typer.TyperException as error:
         return _failed(error.format_message(), 2, debug)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         return _failed("Stopped.", 1, debug)
-    except Exception as error:  # noqa: BLE001 - the outermost frame: everything becomes a sentence
+    except Exception as error:
         return _failed(f"{type(error).__name__}: {error}", 1, debug)
 
 

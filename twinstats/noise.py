@@ -332,9 +332,10 @@ def _token_chunks(
     logits: np.ndarray, alive: np.ndarray, row: np.ndarray, block: np.ndarray, temperature: float
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """All tokens of the blocks that are alive, a bounded number of blocks at a time."""
+    width = min(BLOCK, logits.shape[1])
     for start in range(0, len(alive), 4096):
-        entry = np.repeat(alive[start : start + 4096], BLOCK)
-        ids = block[entry] * BLOCK + np.tile(np.arange(BLOCK), len(entry) // BLOCK)
+        entry = np.repeat(alive[start : start + 4096], width)
+        ids = block[entry] * BLOCK + np.tile(np.arange(width), len(entry) // width)
         inside = ids < logits.shape[1]
         entry, ids = entry[inside], ids[inside]
         yield entry, ids, logits[row[entry], ids].astype(np.float64) / temperature

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from twinstats.errors import UsageError
 from twinstats.power import pairs_needed
 
 
@@ -13,7 +14,10 @@ def plan(
         float | None, typer.Option(help="Binary outcomes: P(the two outcomes differ).")
     ] = None,
     sd: Annotated[
-        float | None, typer.Option(help="Other outcomes: standard deviation of one outcome.")
+        float | None,
+        typer.Option(
+            help="Other outcomes: deviation of the differences; with rho, of one outcome."
+        ),
     ] = None,
     rho: Annotated[float | None, typer.Option(help="Correlation of the two outcomes.")] = None,
     alpha: Annotated[float, typer.Option(help="Level of the test.")] = 0.05,
@@ -21,7 +25,10 @@ def plan(
     test: Annotated[str, typer.Option(help="exact, midp, connor, wald or t.")] = "exact",
 ) -> None:
     """How many pairs of factual and twin it takes to find an effect."""
-    pairs = pairs_needed(
-        effect, discordance=discordance, sd=sd, rho=rho, alpha=alpha, power=power, test=test
-    )
+    try:
+        pairs = pairs_needed(
+            effect, discordance=discordance, sd=sd, rho=rho, alpha=alpha, power=power, test=test
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     typer.echo(f"{pairs} pairs ({test} test, alpha {alpha}, power {power})")

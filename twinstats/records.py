@@ -241,7 +241,9 @@ def read_run(path: Path | str) -> dict[str, Any]:
 
 
 def read(runs: Path | str | Sequence[Path | str], table: str) -> pl.LazyFrame:
-    """A table of one or several runs, with a column `run` (the folder's name).
+    """A table of one or several runs, with a column `run` that names each.
+
+    It is the folder's name, or its path where two of them have the same name.
 
     Columns are the union of all parts', whatever their order; what a part lacks is null. A part
     that cannot be read (cut in half, say) is named in a warning, and the rest is read.
@@ -250,16 +252,18 @@ def read(runs: Path | str | Sequence[Path | str], table: str) -> pl.LazyFrame:
         UsageError: No run, no such table in any of them, or a part of a newer schema.
     """
     folders = [Path(runs)] if isinstance(runs, (str, Path)) else [Path(run) for run in runs]
+    names = [folder.name for folder in folders]
     frames = []
     for folder in folders:
         read_run(folder)
+        label = folder.name if names.count(folder.name) == 1 else str(folder)
         for part in sorted((folder / table).glob("step-*.parquet")):
             if _readable(part):
-                frames.append(pl.scan_parquet(part).with_columns(run=pl.lit(folder.name)))
+                frames.append(pl.scan_parquet(part).with_columns(run=pl.lit(label)))
     if not frames:
         have = sorted({part.parent.name for folder in folders for part in _all_parts(folder)})
-        names = ", ".join(str(folder) for folder in folders)
-        raise UsageError(f"No table {table!r} in {names}; there are: {', '.join(have) or 'none'}.")
+        where = ", ".join(str(folder) for folder in folders)
+        raise UsageError(f"No table {table!r} in {where}; there are: {', '.join(have) or 'none'}.")
     return pl.concat(frames, how="diagonal_relaxed")
 
 

@@ -39,8 +39,8 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     `value` the measured Var(paired) / Var(independent), mean over seeds. `panel` "chain" is a turn
     of the study's chains and "gain" a slot of training runs' forks: `place` the turn or slot,
     `value` the coupling gain, `series` "raw" or "deduplicated". Where runs with learning rate 0
-    are among them, they alone count: training changes the policy whose gain it is. Slots with fewer than 20 forks that
-    have a control are left out.
+    are among them, they alone count: training changes the policy whose gain it is. Slots with fewer
+    than 20 forks that have a control are left out.
 
     Raises:
         MissingLogs: Neither the study nor training runs with twins and controls.

@@ -68,8 +68,8 @@ SETTINGS = (
     _setting("one reward at the end", 500, 5, 0.03, reward="end", ends=0.2),
 )
 QUICK = (_setting("points, luck ends episodes", 40, 2, 0.3, ends=0.5),)
-DEMO = (_setting("points, luck ends episodes", 250, 3, 0.08, ends=0.5),)
-SEEDS = {"full": 20, "quick": 2, "demo": 4}
+DEMO = (_setting("points, luck ends episodes", 250, 3, 0.1, ends=0.5),)
+SEEDS = {"full": 12, "quick": 2, "demo": 4}
 
 
 def run(setting: Setting, seed: int) -> list[dict[str, Any]]:

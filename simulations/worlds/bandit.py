@@ -11,11 +11,10 @@ from typing import Literal
 
 import numpy as np
 
-from simulations.worlds.choice import small_choice
 from twinstats.episodes import DIFFERENT, KEEP, RESAMPLE, Episode, Fork, Task, Turn
 from twinstats.errors import unknown
 from twinstats.keys import FACTUAL, Stream, fork_streams
-from twinstats.noise import KeyColumns, generator, uniforms
+from twinstats.noise import KeyColumns, generator, sample, uniforms
 
 Regime = Literal["smooth", "cancelling", "chaotic", "adverse", "grader"]
 REGIMES: tuple[Regime, ...] = ("smooth", "cancelling", "chaotic", "adverse", "grader")
@@ -278,7 +277,8 @@ class Bandit:
         return (self.policy * advantage)[None, None]
 
     def _choose(self, keys: KeyColumns) -> np.ndarray:
-        return small_choice(np.tile(np.log(self.policy), (len(keys), 1)), keys)
+        logits = np.tile(np.log(self.policy), (len(keys), 1))
+        return sample(logits, keys, np.zeros(len(keys), np.int64))
 
     def _lucks(self, streams: Sequence[tuple[Stream, int, int, str]]) -> np.ndarray:
         """The luck of each play; the scorer's own is fresh in every fork, whatever is shared."""

@@ -19,11 +19,10 @@ from simulations.worlds.chain_model import (
     log_policy,
     solve,
 )
-from simulations.worlds.choice import small_choice
 from twinstats.episodes import DIFFERENT, KEEP, RESAMPLE, Episode, Fork, Task, Turn
 from twinstats.errors import unknown
 from twinstats.keys import FACTUAL, Stream, Streams, fork_streams
-from twinstats.noise import KeyColumns, uniforms
+from twinstats.noise import KeyColumns, sample, uniforms
 
 _COIN, _END = 0, 1  # lanes of the environment's uniforms
 
@@ -187,7 +186,7 @@ class Chain:
             logits[other, parent[drawn][other]] = -np.inf
             found = [streams[place].decision for place in drawn.tolist()]
             keys = self._keys(own, [stream for stream in found if stream is not None])
-            action[drawn] = small_choice(logits, _at(keys, turn[drawn]))
+            action[drawn] = sample(logits, _at(keys, turn[drawn]), np.zeros(len(logits), np.int64))
         return action
 
     def _named(self, action: Any) -> int:
@@ -246,7 +245,8 @@ class Chain:
         free = np.flatnonzero(forced < 0)
         if len(free):
             keys = _at(batch.tail.take(live[free]), np.full(len(free), turn))
-            forced[free] = small_choice(self.model.logits[turn, state[free]], keys)
+            logits = self.model.logits[turn, state[free]]
+            forced[free] = sample(logits, keys, np.zeros(len(logits), np.int64))
         return forced
 
     def _results(self, index: np.ndarray) -> list[_Result]:

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 
 import numpy as np
@@ -7,13 +8,12 @@ from simulations.measure import score_step
 from simulations.worlds.chain import Chain
 from simulations.worlds.chain_model import ChainModel, ChainSetting, build_model, log_policy, solve
 from simulations.worlds.chain_twins import twin_moments
-from simulations.worlds.choice import small_choice
 from twinstats.coupling import joint
 from twinstats.credit import Budget, assign, make
 from twinstats.episodes import DIFFERENT, FRESH, KEEP, RESAMPLE, SHARED, Fork, Task, group_by_task
 from twinstats.errors import UsageError
 from twinstats.keys import Stream
-from twinstats.noise import KeyColumns, NoiseKey, sample, uniform
+from twinstats.noise import NoiseKey, sample, uniform
 from twinstats.rows import null_disagreements
 
 TINY = ChainSetting(name="tiny", horizon=3, states=2, actions=2, density=1.0, ends=0.6, luck=0.5)
@@ -88,14 +88,6 @@ def test_policy_gradient_equals_finite_differences():
             model.logits[place] += nudge
             ends.append(solve(model).value[0, [0, 1]].mean())
         assert exact[place] == pytest.approx((ends[0] - ends[1]) / 2e-6, abs=1e-8)
-
-
-def test_small_choice_equals_sample():
-    rng = np.random.default_rng(0)
-    logits = rng.normal(size=(500, 7))
-    logits[::3, 2] = -np.inf
-    keys = KeyColumns.grid(5, 1, "sample", row=np.arange(500), turn=9)
-    np.testing.assert_array_equal(small_choice(logits, keys), sample(logits, keys, [0] * 500))
 
 
 def test_factual_follows_the_keys_of_the_design():
@@ -334,12 +326,14 @@ def pieces(*cuts):
     return list(itertools.pairwise(sorted({0.0, 1.0, *map(float, cuts)})))
 
 
-@pytest.mark.parametrize("reward", ["turns", "end"])
+@pytest.mark.parametrize("reward", ["turns", "end", "coins that states set"])
 def test_twin_moments_equal_enumeration(reward):
-    setting = ChainSetting(
-        name="x", horizon=3, states=3, actions=2, density=1.0, ends=0.6, reward=reward
-    )
+    dials = {"reward": reward} if reward in ("turns", "end") else {}
+    setting = ChainSetting(name="x", horizon=3, states=3, actions=3, density=1.0, ends=0.6, **dials)
     model = build_model(setting)
+    if not dials:
+        chance = np.random.default_rng(0).uniform(size=model.chance.shape)
+        model = dataclasses.replace(model, chance=chance)
     values = solve(model)
     moments = twin_moments(model)
     for turn in range(3):
@@ -349,7 +343,7 @@ def test_twin_moments_equal_enumeration(reward):
             * values.policy[turn, s, a]
             * values.policy[turn, s, b]
             * apart_after(model, turn, (s, s), (a, b), 0.0)
-            for s, a, b in itertools.product(range(3), range(2), range(2))
+            for s, a, b in itertools.product(range(3), range(3), range(3))
         )
         assert moments.shared[turn] == pytest.approx(expected, rel=1e-10)
 

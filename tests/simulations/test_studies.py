@@ -63,7 +63,8 @@ def test_unbiased_finds_the_wrong_ways_and_clears_the_right_ones():
         assert worst[method, "advantage"] > 5, method
 
 
-def test_stopping_pairs_equal_the_sequence_fed_pair_by_pair():
+def test_stopping_pairs_equal_the_sequence_fed_pair_by_pair(monkeypatch):
+    monkeypatch.setattr(complexity, "_CHUNK", 4)
     rng = np.random.default_rng(0)
     fast = complexity.stopping_pairs(rng, effect=0.3, discordance=0.5, num_runs=4000, cap=2000)
     slow = []
@@ -144,19 +145,21 @@ def test_leaderboard_by_hand():
     """Two seeds, two points of tokens 1 and 4; budget 2 is half way in log tokens."""
     rows = []
     for method in ("rloo", "grpo"):
-        for seed in (0, 1):
-            rows.append(point(method, seed, 1.0, np.array([2.0, -2.0])))
-            rows.append(point(method, seed, 4.0, np.array([2.0, 0.0])))
+        for seed, size in ((0, 2.0), (1, 4.0)):
+            rows.append(point(method, seed, 1.0, np.array([size, -size])))
+            rows.append(point(method, seed, 4.0, np.array([size, 0.0])))
     found = {
         (r["method"], r["metric"]): r["value"]
         for r in summarise(rows)["leaderboard"]
         if r["budget"] == 2.0
     }
-    assert found["rloo", "mse"] == pytest.approx((1 + 1) / 2)
-    assert found["rloo", "bias"] == pytest.approx((0 + 1) / 2)
-    assert found["rloo", "variance"] == pytest.approx((1 + 0) / 2)
-    # scales 4 / 8 and 2 / 4: errors 0 and ((1 - 1)^2 + (0 + 1)^2) / 2
-    assert found["grpo", "mse"] == found["rloo", "mse_scaled"] == pytest.approx((0 + 0.5) / 2)
+    # errors (1, -1), (1, 1) of seed 0 and (3, -3), (3, 1) of seed 1; the mean of A^2 is 1
+    assert found["rloo", "mse"] == pytest.approx(np.mean([(1 + 1) / 2, (9 + 5) / 2]))
+    assert found["rloo", "bias"] == pytest.approx(np.mean([(0 + 1) / 2, (0 + 2) / 2]))
+    assert found["rloo", "variance"] == pytest.approx(np.mean([(1 + 0) / 2, (9 + 1) / 2]))
+    # the other seed's scales: 1/4 for seed 0 and 1/2 for seed 1, at both points
+    scaled = np.mean([(0.25 + (0.25 + 1) / 2) / 2, (1 + (1 + 1) / 2) / 2])
+    assert found["grpo", "mse"] == found["rloo", "mse_scaled"] == pytest.approx(scaled)
     assert found["grpo", "bias"] is None
 
 

@@ -20,7 +20,7 @@ from trainer.policy import Policy, build_model, build_tokenizer
 from trainer.rollout import Limits, Rollout
 from trainer.tasks import Step
 from trainer.tasks.demonstrations import demonstrations, text_of
-from trainer.tasks.facts import SPECIAL_TOKENS
+from trainer.tasks.facts import SPECIAL_TOKENS, Facts
 from twinstats.noise import generator, uniform
 
 MODEL = ModelConfig(
@@ -58,13 +58,31 @@ def config():
         seed=5,
         model=MODEL,
         warmup=WarmupConfig(minimum_exact_match=0.0),
-        task=TaskConfig(parts=2),
-        rollout=RolloutConfig(groups=2, group_size=2, max_turn_tokens=6),
+        task=TaskConfig(parts=1),
+        rollout=RolloutConfig(groups=2, group_size=2, max_turn_tokens=5),
         optimizer=OptimizerConfig(learning_rate=1e-3),
         length=LengthConfig(steps=4),
         evaluation=EvaluationConfig(questions=4),
         checkpoint=CheckpointConfig(every=2, keep=2),
     )
+
+
+@pytest.fixture
+def parity(monkeypatch):
+    """Plays `Parity` wherever a rollout is made."""
+    monkeypatch.setattr("trainer.setup.make_environment", lambda name: Parity())
+
+
+class Parity(Facts):
+    """The task `facts` with a reward that gibberish earns half the time: the parity of a turn.
+
+    Its luck turns three in ten around, so the environment's noise matters as well.
+    """
+
+    def step(self, text, noise):
+        step = super().step(text, noise)
+        is_right = bool(sum(text.encode()) % 2) != (float(uniform(noise, 0)) < 0.3)
+        return step._replace(reward=is_right / (self.max_turns * self.num_parts))
 
 
 class Letters:

@@ -49,7 +49,7 @@ def loss_and_gradient(batch, ratio, aggregation, shift=None, **clip):
     config = LossConfig(ratio=ratio, aggregation=aggregation, **clip)
     loss, clipped = policy_loss(logp, behaviour, batch, config)
     loss.backward()
-    return float(loss), logp.grad, float(clipped)
+    return float(loss.detach()), logp.grad, float(clipped)
 
 
 # Gradients by hand

@@ -300,6 +300,15 @@ def test_the_block_form_is_the_plain_form_at_a_real_vocabulary():
     assert np.array_equal(sample(logits, keys, [9] * 6), plain(logits, keys, [9] * 6, 1.0))
 
 
+def test_a_certain_token_is_always_sampled():
+    """Whatever its noise: also where its block's maximum is the smallest of the row."""
+    certain = np.random.default_rng(0).integers(0, 601, 6000)
+    logits = np.zeros((6000, 601), np.float32)
+    logits[np.arange(6000), certain] = 60.0
+    keys = KeyColumns.grid(3, 0, "sample", row=np.arange(6000), turn=0)
+    assert np.array_equal(sample(logits, keys, np.zeros(6000, np.int64)), certain)
+
+
 @pytest.mark.parametrize("live", [1, 5])
 def test_masked_tokens_are_never_looked_into(monkeypatch, live):
     """However few tokens a filter left: those of masked blocks would be the whole vocabulary."""

@@ -22,7 +22,7 @@ from twinstats.episodes import (
     Group,
     Luck,
 )
-from twinstats.noise import NoiseKey, uniform
+from twinstats.noise import KeyColumns, NoiseKey, uniforms
 
 _FIRST_TAIL_RATIO = 5.0  # tail tokens per factual token before any step was seen: ten equal turns
 _MEMORY = 0.8  # weight of the past in running means over steps
@@ -106,10 +106,13 @@ class BudgetMemory:
         self._debt = 0.0
 
     def plan(self, group: Group) -> list[Planned]:
-        """Every turn of the group with its number of twins."""
-        turns = [(e, t) for e in group.episodes for t in range(e.num_turns)]
+        """Every turn of the group's scored episodes with its number of twins."""
+        turns = [
+            (e, t) for e in group.episodes if e.outcome is not None for t in range(e.num_turns)
+        ]
         if not turns:
             return []
+        coins = _coins(group, turns, _COUNT)
         discordance, tails = self._predict([history_features(e, t) for e, t in turns])
         mean = self.budget.ratio / (self._tail_ratio or _FIRST_TAIL_RATIO)
         expected = np.full(len(turns), mean)
@@ -122,12 +125,14 @@ class BudgetMemory:
                 episode=episode,
                 turn=turn,
                 expected=float(m),
-                count=int(m) + int(_coin(group, episode, turn, _COUNT) < m - int(m)),
+                count=int(m) + int(coin < m - int(m)),
                 discordance=float(v),
                 tail_tokens=float(c),
                 price=price,
             )
-            for (episode, turn), m, v, c in zip(turns, expected, discordance, tails, strict=True)
+            for (episode, turn), m, v, c, coin in zip(
+                turns, expected, discordance, tails, coins, strict=True
+            )
         ]
 
     def observe(self, credits: Sequence[Credit]) -> None:
@@ -234,21 +239,35 @@ def planned_forks(
         [twin(planned.episode, planned.turn, luck, k) for k in range(planned.count)]
         for planned in plan
     ]
-    measured: list[Fork] = []
     if budget is None:
-        return twins, measured
-    for planned in plan:
-        episode, turn = planned.episode, planned.turn
-        if luck is SHARED:
-            measured += [
-                Fork(episode, turn, RESAMPLE, FRESH, alternative=k)
-                for k in range(planned.count)
-                if _coin(group, episode, turn, _FRESH, k) < budget.fresh
-            ]
-        has_tail = turn + 1 < episode.num_turns
-        if planned.count and has_tail and _coin(group, episode, turn, _NULL) < budget.null:
-            measured.append(Fork(episode, turn, KEEP, SHARED))
-    return twins, measured
+        return twins, []
+    controls = _controls(group, plan, budget) if luck is SHARED else []
+    return twins, controls + _nulls(group, plan, budget)
+
+
+def _controls(group: Group, plan: Sequence[Planned], budget: Budget) -> list[Fork]:
+    """The twins' decisions again with fresh luck, for a random share of them."""
+    found = []
+    for k in range(max((planned.count for planned in plan), default=0)):
+        turns = [(p.episode, p.turn) for p in plan if p.count > k]
+        coins = _coins(group, turns, _FRESH, k)
+        found += [
+            Fork(episode, turn, RESAMPLE, FRESH, alternative=k)
+            for (episode, turn), coin in zip(turns, coins, strict=True)
+            if coin < budget.fresh
+        ]
+    return found
+
+
+def _nulls(group: Group, plan: Sequence[Planned], budget: Budget) -> list[Fork]:
+    """Replays of kept decisions that have a tail, for a random share of the turns with twins."""
+    turns = [(p.episode, p.turn) for p in plan if p.count and p.turn + 1 < p.episode.num_turns]
+    coins = _coins(group, turns, _NULL)
+    return [
+        Fork(episode, turn, KEEP, SHARED)
+        for (episode, turn), coin in zip(turns, coins, strict=True)
+        if coin < budget.null
+    ]
 
 
 def twin(episode: Episode, turn: int, luck: Luck, alternative: int) -> Fork:
@@ -275,10 +294,15 @@ def allocation_rows(credits: Sequence[Credit]) -> list[dict[str, Any]]:
     ]
 
 
-def _coin(group: Group, episode: Episode, turn: int, position: int, lane: int = 0) -> float:
-    slot = episode.slot(turn)
-    key = NoiseKey(group.seed, group.step, episode.row, slot, purpose="choose")
-    return float(uniform(key, position, lane))
+def _coins(
+    group: Group, turns: Sequence[tuple[Episode, int]], position: int, lane: int = 0
+) -> np.ndarray:
+    """A uniform in (0, 1) for each turn, from its own key of purpose `choose`."""
+    keys = [
+        NoiseKey(group.seed, group.step, episode.row, episode.slot(turn), purpose="choose")
+        for episode, turn in turns
+    ]
+    return uniforms(KeyColumns.of(keys), position, lane)
 
 
 def _running(before: float | None, now: float) -> float:

@@ -127,6 +127,7 @@ def _every_turn(group: Group, twins: int) -> list[Planned]:
             price=np.nan,
         )
         for episode in group.episodes
+        if episode.outcome is not None
         for turn in range(episode.num_turns)
     ]
 

@@ -1,0 +1,170 @@
+"""How a run is put together, and what `twice train` answers to wrong usage."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from trainer import commands
+from trainer.config import changed
+from trainer.rollout import Rollout
+from trainer.setup import cache_folder, check, make_method, make_optimizer, make_rollout
+from trainer.warmup import fingerprint
+from twinstats import cli
+from twinstats.credit import names
+from twinstats.errors import UsageError
+from twinstats.records import create_run
+
+
+@pytest.mark.parametrize("method", names())
+def test_every_method_is_made_from_the_configuration(config, method):
+    assert make_method(changed(config, [f"credit.method={method}"])).name == method
+
+
+def test_a_method_gets_the_options_it_has(config):
+    vine = make_method(changed(config, ["credit.method=vine", "credit.rollouts=5"]))
+    assert vine.options == {"rollouts": 5}
+    twice = make_method(changed(config, ["credit.method=twice", "credit.fresh=0.4"]))
+    assert (twice.options["twins"], twice.options["budget"].fresh) == (1, 0.4)
+    plain = make_method(changed(config, ["credit.method=twice", "credit.budget=none"]))
+    assert plain.options["budget"] is None
+    assert make_method(config).options == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["credit.method=rlo"], "Unknown credit method 'rlo'. Did you mean 'rloo'"),
+        (["rollout.group_size=1"], "'rloo' compares.*`rollout.group_size` must be at least 2"),
+        (["credit.method=twice", "rollout.group_size=1"], "`rollout.group_size` must be at least"),
+        (["credit.method=twice", "credit.budget=-1"], "`credit.budget`.*at least 0"),
+        (["credit.method=twice", "credit.null=1.5"], "`credit.budget`: `null` must be in"),
+        (["task.name=fact"], "Unknown task 'fact'. Did you mean 'facts'"),
+    ],
+)
+def test_what_cannot_run_is_refused(config, settings, message):
+    with pytest.raises(UsageError, match=message):
+        check(changed(config, settings))
+
+
+def test_a_group_of_one_is_enough_where_members_are_not_compared(config):
+    for settings in (["credit.method=vine"], ["credit.method=twice", "credit.budget=none"]):
+        check(changed(config, [*settings, "rollout.group_size=1"]))
+
+
+def test_a_rollout_stops_at_the_tasks_tags_and_within_the_context(policy, config):
+    rollout = make_rollout(policy, changed(config, ["task.parts=3", "model.max_length=100"]))
+    assert isinstance(rollout, Rollout)
+    ends = [policy.encode(tag)[0] for tag in ("</search>", "</answer>")]
+    assert rollout._engine._stop == frozenset(ends)
+    assert rollout._limits.max_turns == 9
+    assert rollout._limits.max_context + config.rollout.max_turn_tokens == 100
+
+
+def test_the_optimizer_holds_every_parameter_once(policy, config):
+    (group,) = make_optimizer(policy, config).param_groups
+    assert len(group["params"]) == len(list(policy.model.parameters()))
+    assert (group["lr"], group["weight_decay"]) == (1e-3, 0.0)
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("TWINSTATS_CACHE", str(tmp_path / "cache"))
+    assert cache_folder() == tmp_path / "cache" and cache_folder().is_dir()
+
+
+def test_a_warm_up_is_named_by_all_that_made_it_and_by_nothing_else(config):
+    before = fingerprint(config)
+    for setting in ("warmup.steps=3", "model.hidden=64", "warmup.seed=1"):
+        assert fingerprint(changed(config, [setting])) != before
+    for setting in ("seed=9", "credit.method=vine", "rollout.groups=9"):
+        assert fingerprint(changed(config, [setting])) == before
+
+
+# The command line
+
+
+def called(*arguments):
+    """The exit code of `twice ...`."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main([str(word) for word in arguments])
+    return stop.value.code
+
+
+@pytest.fixture
+def twice(monkeypatch, capsys):
+    """Runs a command as `twice` does, without any warm-up: -> (exit code, standard error)."""
+
+    def warmed(config):
+        raise AssertionError("a warm-up was started")
+
+    monkeypatch.setattr(commands, "warmed", warmed)
+    return lambda *arguments: (called(*arguments), capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["dmo"], "Unknown recipe 'dmo'. Did you mean 'demo'?"),
+        (["demo", "--set", "credit.metod=vine"], "Did you mean 'credit.method'?"),
+        (["demo", "--set", "credit.method=vin"], "Unknown credit method 'vin'"),
+        (["demo", "--set", "seed=1.5"], "`seed` must be int, got '1.5'"),
+        (["demo", "--set", "seed"], "takes path=value"),
+        (["demo", "--set", "rollout.group_size=1"], "must be at least 2, got 1"),
+        (["demo", "--set", "task.name=shop"], "Unknown task 'shop'"),
+        (["demo", "--resume"], "is no run"),
+    ],
+)
+def test_wrong_usage_is_one_sentence_and_exit_code_2_before_any_work(
+    twice, tmp_path, arguments, message
+):
+    code, error = twice("train", *arguments, "--out", tmp_path / "run")
+    assert code == 2
+    assert error.startswith("twice: ") and message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_folder_or_a_wrong_option_is_wrong_usage(twice, tmp_path):
+    for arguments in (["demo"], ["demo", "--out", tmp_path, "--sett", "seed=1"], ["--out", "x"]):
+        code, error = twice("train", *arguments)
+        assert code == 2 and error.startswith("twice: ") and error.count("\n") == 1
+
+
+def test_folders_are_refused_before_the_warm_up(twice, tmp_path, config):
+    run = tmp_path / "run"
+    create_run(run, command="x", configuration=asdict(config), seed=5, started="now")
+    before = (run / "run.json").read_bytes()
+    code, error = twice("train", "demo", "--out", run)
+    assert code == 2 and "already exists" in error
+    code, error = twice("train", "demo", "--resume", "--out", run)
+    assert code == 2 and "another configuration" in error and "seed (5 -> 0)" in error
+    (tmp_path / "file").write_text("")
+    code, error = twice("train", "demo", "--out", tmp_path / "file")
+    assert code == 2 and "already exists" in error
+    assert (run / "run.json").read_bytes() == before
+
+
+def test_evaluate_refuses_what_is_no_training_run(twice, tmp_path, config):
+    code, error = twice("evaluate", tmp_path)
+    assert code == 2 and "is no run" in error
+    for name, tree in (("other", {"quick": True}), ("empty", asdict(config))):
+        create_run(tmp_path / name, command="x", configuration=tree, seed=5, started="now")
+    code, error = twice("evaluate", tmp_path / "other")
+    assert code == 2 and "no recipe" in error
+    code, error = twice("evaluate", tmp_path / "empty")
+    assert code == 2 and "has no checkpoint yet" in error
+
+
+def test_train_and_evaluate_work_together(monkeypatch, capsys, tmp_path, policy, config, parity):
+    monkeypatch.setattr(commands, "warmed", lambda given: policy)
+    monkeypatch.setattr(commands, "recipe", lambda name: config)
+    out = tmp_path / "run"
+    settings = ["--set", "length.steps=1", "--set", "credit.method=twice"]
+    assert called("train", "demo", "--out", out, *settings) == 0, capsys.readouterr().err
+    told = json.loads((out / "run.json").read_text())["configuration"]
+    assert (told["length"]["steps"], told["credit"]["method"]) == (1, "twice")
+    assert called("evaluate", out, "--checkpoint", 1) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["step 1, sampled", "step 1, greedy"]
+    assert called("evaluate", out, "--checkpoint", 7) == 2
+    assert "it has: 1" in capsys.readouterr().err

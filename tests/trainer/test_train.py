@@ -1,0 +1,375 @@
+"""The training loop: the same seed gives the same run, also when it was killed and resumed."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from trainer import train as module
+from trainer.checkpoint import load_checkpoint, newest
+from trainer.config import changed
+from trainer.policy import Policy, build_model
+from trainer.train import data_fingerprint, train, train_tasks
+from twinstats.errors import UsageError
+from twinstats.records import Run, read, read_run
+
+METHODS = ("rloo", "independent", "twice")
+TABLES = ("metrics", "episodes", "turns", "pairs", "allocations", "credit", "texts", "evaluations")
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture
+def play(config, tokenizer, parity):
+    """Trains a fresh random policy: play(out, settings, resume, on_step) -> the run's folder."""
+
+    def started():
+        return "2025-01-01T00:00:00+00:00"
+
+    def play(out, *settings, resume=False, on_step=None, **fields):
+        own = changed(dataclasses.replace(config, **fields), settings)
+        policy = Policy(build_model(own.model, seed=0), tokenizer)
+        return train(own, policy, out, started=started, resume=resume, on_step=on_step)
+
+    return play
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory):
+    """One finished run a method, made once: undisturbed(play, method) -> tables and weights."""
+    found = {}
+
+    def undisturbed(play, method):
+        if method not in found:
+            out = tmp_path_factory.mktemp("runs") / method
+            found[method] = results(play(out, f"credit.method={method}"))
+        return found[method]
+
+    return undisturbed
+
+
+def results(run):
+    """All tables but for times, and the final weights."""
+    return tables(run), load_checkpoint(newest(run / "checkpoints")).model
+
+
+def tables(run):
+    found = {}
+    for table in TABLES:
+        if (run / table).is_dir():
+            frame = read(run, table).drop("run").collect()
+            if table == "metrics":
+                frame = frame.filter(~pl.col("name").str.starts_with("time/"))
+            found[table] = frame
+    return found
+
+
+def assert_same(found, expected):
+    assert found[0].keys() == expected[0].keys()
+    for table, frame in expected[0].items():
+        assert found[0][table].equals(frame), table
+    assert found[1].keys() == expected[1].keys()
+    assert all(torch.equal(found[1][name], value) for name, value in expected[1].items())
+
+
+def metric(run, name):
+    frame = read(run, "metrics").filter(pl.col("name") == name).sort("step").collect()
+    return frame["value"].to_list()
+
+
+# The same seed
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_seed_gives_one_run(play, undisturbed, tmp_path, method):
+    torch.manual_seed(int(time.time()))  # the global generators have no say
+    np.random.seed(None)  # noqa: NPY002
+    again = results(play(tmp_path / "again", f"credit.method={method}"))
+    assert_same(again, undisturbed(play, method))
+
+
+def test_another_seed_gives_another_run(play, undisturbed, tmp_path):
+    other = results(play(tmp_path / "other", "seed=6"))
+    expected = undisturbed(play, "rloo")
+    assert not other[0]["texts"].equals(expected[0]["texts"])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_is_one_that_learns_and_forks(undisturbed, play, policy, method):
+    """Or all the comparisons here would be of nothing."""
+    found, weights = undisturbed(play, method)
+    start = dict(policy.model.named_parameters())
+    assert all(not torch.equal(weights[name], start[name]) for name in weights)
+    norms = found["metrics"].filter(pl.col("name") == "loss/gradient_norm")["value"]
+    assert len(norms) == 4 and (norms > 0).sum() >= 2
+    if method == "rloo":
+        assert "pairs" not in found
+        return
+    pairs = found["pairs"]
+    assert len(pairs) > 8 and len(found["allocations"]) > 20
+    assert (pairs["factual_outcome"] != pairs["twin_outcome"]).any()
+    prices = found["allocations"].filter(pl.col("step") > 1)["price"]
+    assert (prices > 0).all()  # the budget has learned from the step before
+
+
+# Killed and resumed
+
+
+def resumed(play, out, method, kill):
+    with pytest.raises(Killed):
+        play(out, f"credit.method={method}", on_step=kill)
+    return results(play(out, f"credit.method={method}", resume=True))
+
+
+@pytest.mark.parametrize(
+    ("method", "step"),
+    [("rloo", 3), ("independent", 3), ("twice", 1), ("twice", 2), ("twice", 3), ("twice", 4)],
+)
+def test_a_run_that_is_killed_after_a_step_and_resumed_is_the_undisturbed_one(
+    play, undisturbed, tmp_path, method, step
+):
+    def kill(done, metrics):
+        if done == step:
+            raise Killed
+
+    found = resumed(play, tmp_path / "run", method, kill)
+    assert_same(found, undisturbed(play, method))
+
+
+@pytest.mark.parametrize("writes", [2, 6, 15, 20])
+def test_a_run_that_is_killed_while_it_logs_is_the_undisturbed_one(
+    play, undisturbed, tmp_path, monkeypatch, writes
+):
+    plain, count = Run.write, []
+
+    def write(self, table, step, rows):
+        count.append(table)
+        if len(count) == writes:
+            raise Killed
+        plain(self, table, step, rows)
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(Run, "write", write)
+        play(tmp_path / "run", "credit.method=twice")
+    found = results(play(tmp_path / "run", "credit.method=twice", resume=True))
+    assert_same(found, undisturbed(play, "twice"))
+
+
+def test_two_kills_are_survived_like_one(play, undisturbed, tmp_path):
+    def kill(done, metrics):
+        raise Killed
+
+    out = tmp_path / "run"
+    for resume in (False, True, True):
+        with pytest.raises(Killed):
+            play(out, "credit.method=twice", resume=resume, on_step=kill)
+    found = results(play(out, "credit.method=twice", resume=True))
+    assert_same(found, undisturbed(play, "twice"))
+
+
+def test_a_finished_run_resumes_to_itself(play, undisturbed, tmp_path):
+    out = play(tmp_path / "run", "credit.method=twice")
+    seen = []
+    play(out, "credit.method=twice", resume=True, on_step=lambda *_: seen.append(1))
+    assert not seen
+    assert_same(results(out), undisturbed(play, "twice"))
+
+
+def test_the_replay_flag_is_taken_up(play, tmp_path, monkeypatch):
+    def kill(done, metrics):
+        if done == 3:
+            raise Killed
+
+    made = []
+    plain = module.make_rollout
+
+    def make_rollout(*arguments):
+        made.append(plain(*arguments))
+        made[-1].exact_replay = len(made) > 1  # a null twin of the first run disagreed
+        return made[-1]
+
+    monkeypatch.setattr(module, "make_rollout", make_rollout)
+    with pytest.raises(Killed):
+        play(tmp_path / "run", on_step=kill)
+    play(tmp_path / "run", resume=True)
+    assert not made[1].exact_replay
+
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from transformers import AutoTokenizer
+sys.path.insert(0, "tests/trainer")
+from conftest import Parity
+import trainer.setup
+trainer.setup.make_environment = lambda name: Parity()
+from trainer.config import from_dict
+from trainer.policy import Policy, build_model
+from trainer.train import train
+folder, out = Path(sys.argv[1]), Path(sys.argv[2])
+config = from_dict(json.loads((folder / "config.json").read_text()))
+policy = Policy(build_model(config.model, seed=0), AutoTokenizer.from_pretrained(folder))
+train(config, policy, out, started=lambda: "now", on_step=lambda step, _: print(step, flush=True))
+"""
+
+
+def test_a_process_that_is_killed_leaves_a_run_to_resume(
+    play, undisturbed, tmp_path, config, tokenizer
+):
+    own = changed(config, ["credit.method=twice"])
+    tokenizer.save_pretrained(tmp_path / "start")
+    (tmp_path / "start" / "config.json").write_text(json.dumps(dataclasses.asdict(own)))
+    out = tmp_path / "run"
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "start"), str(out)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    root = Path(module.__file__).parents[1]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, cwd=root
+    ) as process:
+        for line in process.stdout:
+            if line.strip() == "3":
+                process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert newest(out / "checkpoints").name == "step-00000002"
+    found = results(play(out, "credit.method=twice", resume=True))
+    assert_same(found, undisturbed(play, "twice"))
+
+
+# What is refused
+
+
+def test_a_changed_configuration_is_refused_and_named(play, tmp_path):
+    out = play(tmp_path / "run", "length.steps=1")
+    for setting in ("rollout.groups=1", "seed=9", "length.steps=2", "credit.budget=none"):
+        path = setting.partition("=")[0]
+        settings = ["length.steps=1", setting]
+        with pytest.raises(UsageError, match=f"another configuration: {path} "):
+            play(out, *settings, resume=True)
+
+
+def test_changed_data_are_refused(play, tmp_path, monkeypatch):
+    out = play(tmp_path / "run", "length.steps=1")
+    documents = module.documents()
+    other = (dataclasses.replace(documents[0], text="changed"), *documents[1:])
+    before = data_fingerprint()
+    monkeypatch.setattr(module, "documents", lambda: other)
+    assert data_fingerprint() != before
+    with pytest.raises(UsageError, match="step-00000001 was made with other questions"):
+        play(out, "length.steps=1", resume=True)
+
+
+def test_an_existing_folder_is_refused_and_left_as_it_was(play, tmp_path):
+    out = play(tmp_path / "run", "length.steps=1")
+    before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    with pytest.raises(UsageError, match="already exists.*--resume"):
+        play(out, "length.steps=1")
+    assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
+
+
+def test_what_does_not_exist_cannot_be_resumed(play, tmp_path):
+    with pytest.raises(UsageError, match="is no run"):
+        play(tmp_path / "run", resume=True)
+
+
+def test_a_method_that_cannot_run_is_refused_before_anything_is_written(play, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(UsageError, match="Unknown credit method 'twce'.*'twice'"):
+        play(out, "credit.method=twce")
+    with pytest.raises(UsageError, match="`rollout.group_size` must be at least 2, got 1"):
+        play(out, "rollout.group_size=1")
+    assert not out.exists()
+
+
+def test_a_policy_that_answers_too_little_is_refused(play, tmp_path):
+    with pytest.raises(RuntimeError, match="below `warmup.minimum_exact_match`"):
+        play(tmp_path / "run", "warmup.minimum_exact_match=0.99")
+
+
+def test_a_damaged_checkpoint_is_not_taken_for_none(play, tmp_path):
+    out = play(tmp_path / "run", "length.steps=1")
+    (newest(out / "checkpoints") / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"model\.safetensors is missing or damaged"):
+        play(out, "length.steps=1", resume=True)
+    assert metric(out, "train/total_tokens")  # nothing was thrown away
+
+
+# What is logged
+
+
+def test_tokens_are_counted_once(play, tmp_path):
+    run = play(tmp_path / "run", "credit.method=twice", "credit.budget=2")
+    episodes = read(run, "episodes").collect()
+    for step, sampled, auxiliary in zip(
+        (1, 2, 3, 4),
+        metric(run, "train/sampled_tokens"),
+        metric(run, "train/auxiliary_tokens"),
+        strict=True,
+    ):
+        own = episodes.filter(pl.col("step") == step)
+        assert sampled == own.filter(pl.col("parent").is_null())["sampled"].sum()
+        assert auxiliary == own.filter(pl.col("parent").is_not_null())["sampled"].sum()
+    total = np.cumsum(metric(run, "train/sampled_tokens")) + np.cumsum(
+        metric(run, "train/auxiliary_tokens")
+    )
+    assert metric(run, "train/total_tokens") == total.tolist()
+    assert sum(metric(run, "train/auxiliary_tokens")) > 0
+
+
+def test_null_twins_of_a_run_agree(play, tmp_path):
+    run = play(tmp_path / "run", "credit.method=twice", "credit.budget=4", "credit.null=1")
+    assert sum(filter(None, metric(run, "pairs/null_count"))) > 0
+    assert not any(metric(run, "pairs/null_token_disagreements_count"))
+    assert not any(metric(run, "pairs/null_outcome_disagreements_count"))
+    assert max(metric(run, "engine/logprob_gap_nats")) < 1e-4
+
+
+def test_training_ends_when_the_tokens_are_used_up(play, tmp_path):
+    run = play(tmp_path / "run", "length.total_tokens=150", "length.steps=50")
+    totals = metric(run, "train/total_tokens")
+    assert totals[-1] >= 150 and all(total < 150 for total in totals[:-1])
+    assert newest(run / "checkpoints").name == f"step-{len(totals):08d}"
+    assert len(metric(run, "eval/exact_match_share")) == 2
+
+
+def test_evaluations_come_when_they_are_asked_for(play, tmp_path):
+    run = play(tmp_path / "run", "evaluation.every=2")
+    frame = read(run, "metrics").filter(pl.col("name") == "eval/exact_match_share").collect()
+    assert sorted(frame["step"]) == [0, 2, 4]
+    assert set(read(run, "evaluations").collect()["purpose"]) == {"evaluation"}
+
+
+def test_one_evaluation_episode_has_no_standard_error(play, tmp_path):
+    run = play(tmp_path / "run", "evaluation.questions=1", "length.steps=1")
+    assert metric(run, "eval/stderr_share") == [None, None]
+
+
+def test_the_run_tells_its_configuration_and_its_end(play, tmp_path, config):
+    run = play(tmp_path / "run", "length.steps=1")
+    told = read_run(run)
+    assert told["configuration"]["length"]["steps"] == 1
+    assert (told["seed"], told["command"]) == (5, "twice train demo")
+    assert told["finished"] == "2025-01-01T00:00:00+00:00"
+
+
+def test_tasks_depend_on_seed_and_step_alone(config):
+    def ids(own, step):
+        return [task.id for task in train_tasks(own, step)]
+
+    steps = [ids(config, step) for step in range(1, 6)]
+    assert steps == [ids(config, step) for step in range(1, 6)]
+    assert len({tuple(step) for step in steps}) == 5
+    assert all(len(set(step)) == config.rollout.groups for step in steps)
+    assert ids(dataclasses.replace(config, seed=6), 1) != steps[0]
