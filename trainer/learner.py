@@ -19,6 +19,9 @@ def update(
     """Takes one gradient step and returns metrics by name.
 
     Without any credit nothing is updated, and the loss is NaN (logged as null).
+
+    Raises:
+        RuntimeError: The gradient is not finite; nothing is updated.
     """
     if not any(has_credit(credit) for credit in credits):
         return {"loss/policy_nats": float("nan"), "loss/gradient_norm": float("nan")}
@@ -35,7 +38,7 @@ def update(
     optimizer.zero_grad()
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(
-        policy.model.parameters(), config.optimizer.max_gradient_norm
+        policy.model.parameters(), config.optimizer.max_gradient_norm, error_if_nonfinite=True
     )
     optimizer.step()
     return {

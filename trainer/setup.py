@@ -35,9 +35,15 @@ def check(config: Config) -> None:
 
 
 def make_rollout(policy: Policy, config: Config) -> Rollout:
-    """The rollout of a policy with the `hf` engine."""
+    """The rollout of a policy with the `hf` engine.
+
+    Raises:
+        UsageError: The strings that end a turn of the task are no tokens of the policy.
+    """
     environment = make_environment(config.task.name)
     stop = policy.tokenizer.convert_tokens_to_ids(list(environment.stop))
+    if None in stop:
+        raise UsageError(f"The tokenizer must hold {', '.join(environment.stop)} as tokens.")
     engine = HfEngine(
         policy.model,
         stop=frozenset(stop),

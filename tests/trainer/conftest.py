@@ -1,6 +1,5 @@
 """Tiny random policies, and scripted stand-ins for policy, engine and environment."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -182,8 +181,3 @@ def coin(session, key, index):
 def stand_ins():
     """`scripted` and `coin`, for tests in other files."""
     return scripted, coin
-
-
-def as_arrays(tensors):
-    """Tensors by name as NumPy arrays, for comparisons bit for bit."""
-    return {name: np.array(tensor.detach()) for name, tensor in tensors}

@@ -239,3 +239,12 @@ def test_without_credit_nothing_is_updated(policy, config):
     metrics = update(policy, make_optimizer(policy, config), nulls, config)
     assert all(np.isnan(value) for value in metrics.values())
     assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))
+
+
+def test_a_gradient_that_is_not_finite_updates_nothing(policy, config):
+    episodes, _ = credits_of(policy, config)
+    huge = [Credit(episodes=episodes, values=[np.full(e.num_turns, 3e38) for e in episodes])]
+    before = [weight.clone() for weight in policy.model.parameters()]
+    with pytest.raises(RuntimeError, match="non-finite"):
+        update(policy, make_optimizer(policy, config), huge, config)
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))

@@ -7,6 +7,7 @@ import pytest
 
 from trainer import commands
 from trainer.config import changed
+from trainer.policy import Policy, build_tokenizer
 from trainer.rollout import Rollout
 from trainer.setup import cache_folder, check, make_method, make_optimizer, make_rollout
 from trainer.warmup import fingerprint
@@ -59,6 +60,12 @@ def test_a_rollout_stops_at_the_tasks_tags_and_within_the_context(policy, config
     assert rollout._engine._stop == frozenset(ends)
     assert rollout._limits.max_turns == 9
     assert rollout._limits.max_context + config.rollout.max_turn_tokens == 100
+
+
+def test_a_tokenizer_without_the_tasks_tags_is_refused(policy, config):
+    other = build_tokenizer(["a b"], vocabulary=300, special=["<search>"])
+    with pytest.raises(UsageError, match="must hold </search>, </answer> as tokens"):
+        make_rollout(Policy(policy.model, other), config)
 
 
 def test_the_optimizer_holds_every_parameter_once(policy, config):
