@@ -18,6 +18,7 @@ def simulate(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run folder.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small settings, few seeds.")] = False,
+    demo: Annotated[bool, typer.Option("--demo", help="The demo's settings: a minute.")] = False,
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, help="Processes; default: one a core.")
     ] = None,
@@ -40,7 +41,9 @@ def simulate(
         load_study(name)
     if out is None:
         raise UsageError("`--out` is missing: name the folder that the run is written to.")
-    which: Which = "quick" if quick else "full"
+    if quick and demo:
+        raise UsageError("Give --quick or --demo, not both.")
+    which: Which = "quick" if quick else "demo" if demo else "full"
     started = _now()
     path = run_studies(
         studies, out, which=which, seed=seed, workers=workers, resume=resume, started=started

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from trainer.config import Config, changed, from_dict
 from trainer.recipes import recipe
 from twinstats.errors import UsageError
-from twinstats.records import read_run, reopen_run
+from twinstats.records import read_run, refuse_existing, reopen_run
 
 if TYPE_CHECKING:
     from trainer.policy import Policy
@@ -59,8 +59,8 @@ def _check_folder(out: Path, config: Config, *, resume: bool) -> None:
     """Refuses the folders that `train` refuses."""
     if resume:
         reopen_run(out, asdict(config))
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} already exists: name another folder, or give --resume.")
+    else:
+        refuse_existing(out)
 
 
 def warmed(config: Config) -> "Policy":

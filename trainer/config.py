@@ -117,7 +117,7 @@ class LossConfig:
 class OptimizerConfig:
     """AdamW."""
 
-    learning_rate: float = 2e-5
+    learning_rate: float = 3e-5
     weight_decay: float = 0.0
     max_gradient_norm: float = 1.0
 

@@ -27,6 +27,7 @@ class Batch:
         advantage_RL: Credit of the token's turn, times its share and the token's weight.
         turn_RL: Index of the token's turn within the batch, -1 where not trained.
         num_turns: Number of trained turns.
+        num_episodes: Number of episodes of the step, with or without credit.
     """
 
     ids_RL: torch.Tensor
@@ -35,6 +36,7 @@ class Batch:
     advantage_RL: torch.Tensor
     turn_RL: torch.Tensor
     num_turns: int
+    num_episodes: int
 
     @property
     def num_tokens(self) -> int:
@@ -81,6 +83,7 @@ def make_batch(credits: Sequence[Credit]) -> Batch:
         advantage_RL=advantage_RL,
         turn_RL=turn_RL,
         num_turns=num_turns,
+        num_episodes=sum(len(credit.episodes) for credit in credits),
     )
 
 
@@ -106,8 +109,8 @@ def policy_loss(
 
     Per token -min(r * A, clip(r, 1 - low, 1 + high) * A), with r the ratio to the behaviour policy
     of the token, or of its turn (exp of the mean log-ratio of its tokens). Aggregated over trained
-    tokens as `token` (mean), `turn` (mean within each turn, summed, divided by the number of
-    rows: a turn's weight does not depend on its length) or `constant` (sum / number of rows).
+    tokens as `token` (mean), `turn` (mean within each turn, summed, divided by the number
+    of episodes: a turn's weight does not depend on its length) or `constant` (sum / episodes).
 
     Args:
         logp_RL: Log-probabilities under the current weights.
@@ -126,12 +129,11 @@ def policy_loss(
     clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
     each = -torch.minimum(ratio * advantage, clipped * advantage)
     is_clipped = (clipped * advantage < ratio * advantage).float().mean()
-    num_rows = len(trained)
     if config.aggregation == "token":
         return each.mean(), is_clipped
     if config.aggregation == "turn":
-        return (each / lengths[turn]).sum() / num_rows, is_clipped
-    return each.sum() / num_rows, is_clipped
+        return (each / lengths[turn]).sum() / batch.num_episodes, is_clipped
+    return each.sum() / batch.num_episodes, is_clipped
 
 
 def _scale(episode: Episode, turn: int, weights: Sequence[np.ndarray] | None) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer.engines import Engine, SampledTurn
 from trainer.policy import Policy
-from trainer.tasks import Environment
+from trainer.tasks import Environment, ToolError
 from twinstats.episodes import DIFFERENT, KEEP, RESAMPLE, Episode, Fork, Task, Turn
 from twinstats.errors import UsageError
 from twinstats.keys import FACTUAL, Stream, Streams, episode_streams, fork_streams
@@ -164,6 +164,17 @@ class Play:
 
     def begin(self) -> bool:
         """Sets up the environment and the fork's prefix; whether anything is left to sample."""
+        return self._recorded(self._begin)
+
+    def _recorded(self, play: Callable[[], bool]) -> bool:
+        """Whether the episode goes on; a tool that fails ends it without an outcome."""
+        try:
+            return play()
+        except ToolError as error:
+            self._result = self._failed(f"a tool failed: {error}")
+            return False
+
+    def _begin(self) -> bool:
         fork = self._fork
         first = self._streams if fork is None else FACTUAL  # a fork starts as its factual did
         observation = self._environment.reset(self._task.info, self._noise(first))
@@ -203,7 +214,7 @@ class Play:
                     parent, fork=fork, sampled=self._sampled, info={}
                 )
                 return None
-        goes_on = self._take(turn.tokens, turn.logprob, turn.entropy)
+        goes_on = self._recorded(lambda: self._take(turn.tokens, turn.logprob, turn.entropy))
         return list(self._shown) if goes_on else None
 
     def episode(self) -> Episode:

@@ -4,8 +4,6 @@ Every random choice is keyed by seed and step, so a resumed run continues bit fo
 Leaves out: several processes, schedules, several updates a step.
 """
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -29,13 +27,14 @@ from trainer.learner import engine_gap, update
 from trainer.policy import Policy
 from trainer.rollout import Rollout
 from trainer.setup import make_method, make_optimizer, make_rollout
-from trainer.tasks.questions import documents, split_questions
+from trainer.tasks.questions import data_fingerprint
 from trainer.tasks.rows import parts
 from twinstats.credit import Method, assign
 from twinstats.credit.budget import allocation_rows
 from twinstats.episodes import RESAMPLE, Credit, Episode, Group, Task, group_by_task
 from twinstats.errors import UsageError
 from twinstats.records import Run, create_run, metric_rows, reopen_run
+from twinstats.records import parts as parts_of
 from twinstats.rows import (
     credit_rows,
     episode_rows,
@@ -157,15 +156,12 @@ def _step(training: Training) -> dict[str, float]:
 def train_tasks(config: Config, step: int) -> list[Task]:
     """The tasks of a step: a function of seed and step alone."""
     rows = parts("train", config.task.parts, key=f"train/{config.seed}/{step}")
+    if len(rows) < config.rollout.groups:
+        raise UsageError(
+            f"`rollout.groups` must be at most {len(rows)}, the tasks of {config.task.parts} "
+            f"questions that there are, got {config.rollout.groups}."
+        )
     return [Task(row.id, row.info) for row in rows[: config.rollout.groups]]
-
-
-def data_fingerprint() -> str:
-    """A digest of all questions, answers and documents: other data cannot resume a run."""
-    asked = [*split_questions("train"), *split_questions("test")]
-    told = [(question.id, question.text, *question.golds) for question in asked]
-    told += [(document.text,) for document in documents()]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
 def _play_metrics(
@@ -281,6 +277,7 @@ def _restore(training: Training) -> bool:
     """Takes up the newest checkpoint; false when the run has none."""
     path = newest(training.checkpoints)
     if path is None:
+        _refuse_lost_checkpoints(training)
         return False
     checkpoint = load_checkpoint(path)
     if checkpoint.state["data"] != data_fingerprint():
@@ -292,6 +289,16 @@ def _restore(training: Training) -> bool:
     training.step, training.total_tokens = checkpoint.step, checkpoint.state["total_tokens"]
     training.run.rewind(training.step)
     return True
+
+
+def _refuse_lost_checkpoints(training: Training) -> None:
+    """A run without checkpoints starts again only if it had not come to its first one."""
+    logged = len(parts_of(training.run.path, "episodes"))
+    if logged > training.config.checkpoint.every:
+        raise UsageError(
+            f"{training.run.path} has logged {logged} steps, but its checkpoints are gone: "
+            "start again in another folder."
+        )
 
 
 def load_weights(policy: Policy, checkpoint: Checkpoint) -> None:

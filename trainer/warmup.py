@@ -20,6 +20,7 @@ from trainer.config import Config
 from trainer.policy import Policy, build_model, build_tokenizer, load_policy
 from trainer.tasks.demonstrations import Demonstration, demonstrations, text_of
 from trainer.tasks.facts import SPECIAL_TOKENS
+from trainer.tasks.questions import data_fingerprint
 from twinstats.noise import generator
 
 RECIPE_VERSION = 1  # raise it whenever this module or the demonstrations change what they make
@@ -47,7 +48,7 @@ def warm_policy(config: Config, cache: Path, progress: Progress | None = None) -
 
 def fingerprint(config: Config) -> str:
     """A digest of all that a warmed-up policy depends on."""
-    parts = {"version": RECIPE_VERSION, "task": config.task.name}
+    parts = {"version": RECIPE_VERSION, "task": config.task.name, "data": data_fingerprint()}
     parts |= {"model": asdict(config.model), "warmup": asdict(config.warmup)}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 

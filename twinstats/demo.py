@@ -14,8 +14,7 @@ import typer
 
 from twinstats.cli import invoke
 from twinstats.demo_summary import closing_table, summarise
-from twinstats.errors import UsageError
-from twinstats.records import read_run, write_json
+from twinstats.records import read_run, refuse_existing, write_json
 
 METHODS = ("rloo", "independent", "twice")
 STUDIES = ("unbiased", "variance", "complexity", "leaderboard")
@@ -40,7 +39,7 @@ class Size:
     questions: int
 
 
-DEMO = Size(studies="--demo", seeds=2, total_tokens=150_000, coupling_steps=6, questions=500)
+DEMO = Size(studies="--demo", seeds=2, total_tokens=80_000, coupling_steps=6, questions=500)
 QUICK = Size(studies="--quick", seeds=1, total_tokens=8_000, coupling_steps=1, questions=100)
 
 
@@ -51,8 +50,8 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Seed of all noise.")] = 0,
 ) -> None:
     """Run everything once, small: studies, training on real facts, figures, report."""
-    if out.exists() and any(out.iterdir()) and not resume:
-        raise UsageError(f"{out} already exists: name another folder with --out, or give --resume.")
+    if not resume:
+        refuse_existing(out)
     size = QUICK if quick else DEMO
     began = time.monotonic()
     seconds = {

@@ -42,10 +42,12 @@ def account(twins: pl.DataFrame) -> VarianceAccount | None:
 
 
 def null_floor(pairs: pl.DataFrame) -> dict[str, int]:
-    """Null twins that were played, and how many did not end as their factual did."""
-    nulls = pairs.filter(pl.col("kind") == "null").drop_nulls("twin_outcome")
+    """Null twins, and how many did not end as their factual did; one that failed counts as such."""
+    nulls = pairs.filter(pl.col("kind") == "null")
     return {
         "num_nulls": len(nulls),
         "token_disagreements": int((~nulls["same_tokens"].fill_null(False)).sum()),
-        "outcome_disagreements": int((nulls["factual_outcome"] != nulls["twin_outcome"]).sum()),
+        "outcome_disagreements": int(
+            nulls["factual_outcome"].ne_missing(nulls["twin_outcome"]).sum()
+        ),
     }

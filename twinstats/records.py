@@ -178,8 +178,7 @@ def create_run(
         UsageError: The folder holds something already.
     """
     folder = Path(path)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} already exists: name another folder, or give --resume.")
+    refuse_existing(folder)
     folder.mkdir(parents=True, exist_ok=True)
     description = {
         "schema": SCHEMA_VERSION,
@@ -194,6 +193,16 @@ def create_run(
     }
     write_json(folder / "run.json", description)
     return Run(folder)
+
+
+def refuse_existing(folder: Path) -> None:
+    """Does nothing for a folder that a run can be written to.
+
+    Raises:
+        UsageError: It holds something already, or is a file.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} already exists: name another folder, or give --resume.")
 
 
 def reopen_run(path: Path | str, configuration: Mapping[str, Any]) -> Run:

@@ -143,9 +143,12 @@ def credit_rows(
 
 
 def null_disagreements(forks: Sequence[Episode]) -> tuple[int, int, int]:
-    """Null twins played, and how many disagreed with their factual: by token and by outcome."""
-    nulls = [f for f in forks if f.outcome is not None and _kind(f) == "null"]
-    by_token = sum(not is_same_play(twin) for twin in nulls)
+    """Null twins, and how many disagreed with their factual: by token and by outcome.
+
+    One that failed to replay disagrees in both.
+    """
+    nulls = [fork for fork in forks if _kind(fork) == "null"]
+    by_token = sum(twin.outcome is None or not is_same_play(twin) for twin in nulls)
     by_outcome = sum(
         twin.outcome != twin.fork.episode.outcome for twin in nulls if twin.fork is not None
     )

@@ -24,6 +24,7 @@ from trainer.config import (
 from trainer.loss import action_spans, episode_ids
 from trainer.policy import Policy, build_model, build_tokenizer, padded, token_logprobs
 from trainer.setup import make_rollout
+from trainer.tasks import questions
 from trainer.tasks.demonstrations import demonstrations, text_of
 from trainer.tasks.facts import SPECIAL_TOKENS
 from trainer.train import train, train_tasks
@@ -149,8 +150,8 @@ def test_d20_other_data_are_refused(policy, parity, tmp_path, monkeypatch):
     own = dataclasses.replace(CONFIG, length=LengthConfig(steps=1))
     train(own, policy, out, started=lambda: "now")
     before = read(out, "metrics").collect()
-    plain = module.split_questions
-    monkeypatch.setattr(module, "split_questions", lambda split: plain(split)[1:])
+    plain = questions.split_questions
+    monkeypatch.setattr(questions, "split_questions", lambda split: plain(split)[1:])
     with pytest.raises(UsageError, match="other questions or documents"):
         train(own, policy, out, started=lambda: "now", resume=True)
     assert read(out, "metrics").collect().equals(before)

@@ -39,6 +39,7 @@ def two_by_three():
         advantage_RL=torch.tensor([[2.0, -1.0, 99.0], [3.0, 3.0, 3.0]]),
         turn_RL=torch.tensor([[0, 1, -1], [2, 2, 2]]),
         num_turns=3,
+        num_episodes=2,
     )
 
 

@@ -18,6 +18,7 @@ from trainer import train as module
 from trainer.checkpoint import load_checkpoint, newest
 from trainer.config import changed
 from trainer.policy import Policy, build_model
+from trainer.tasks import questions
 from trainer.train import data_fingerprint, train, train_tasks
 from twinstats.errors import UsageError
 from twinstats.records import Run, read, read_run
@@ -262,10 +263,10 @@ def test_a_changed_configuration_is_refused_and_named(play, tmp_path):
 
 def test_changed_data_are_refused(play, tmp_path, monkeypatch):
     out = play(tmp_path / "run", "length.steps=1")
-    documents = module.documents()
+    documents = questions.documents()
     other = (dataclasses.replace(documents[0], text="changed"), *documents[1:])
     before = data_fingerprint()
-    monkeypatch.setattr(module, "documents", lambda: other)
+    monkeypatch.setattr(questions, "documents", lambda: other)
     assert data_fingerprint() != before
     with pytest.raises(UsageError, match="step-00000001 was made with other questions"):
         play(out, "length.steps=1", resume=True)

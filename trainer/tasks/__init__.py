@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from trainer.tasks.environment import Environment, Replay, Row, Step, replay
+from trainer.tasks.environment import Environment, Replay, Row, Step, ToolError, replay
 from trainer.tasks.facts import Facts
 
 ENVIRONMENTS: Mapping[str, type[Environment]] = MappingProxyType({"facts": Facts})
@@ -30,4 +30,14 @@ def make(name: str, **options: Any) -> Environment:
     return ENVIRONMENTS[name](**options)
 
 
-__all__ = ["ENVIRONMENTS", "Environment", "Replay", "Row", "Step", "make", "names", "replay"]
+__all__ = [
+    "ENVIRONMENTS",
+    "Environment",
+    "Replay",
+    "Row",
+    "Step",
+    "ToolError",
+    "make",
+    "names",
+    "replay",
+]

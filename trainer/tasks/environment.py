@@ -25,6 +25,10 @@ class Step(NamedTuple):
     info: dict[str, Any]
 
 
+class ToolError(RuntimeError):
+    """A tool of the environment failed: the episode is recorded without an outcome."""
+
+
 class Environment(Protocol):
     """One episode of one task row: deterministic given the noise, replayable from its turns.
 

@@ -148,12 +148,13 @@ def enumerated_coin(monkeypatch):
     """The count coin becomes a draw of the tape with few values: q = .5 or .25 is exact."""
 
     def install(tape, base):
-        def coin(group, episode, turn, position, lane=0):
+        def coins(group, turns, position, lane=0):
             if position:
-                return 0.999
-            return (tape.draw(("coin", episode.row, turn), base) + 0.5) / base
+                return np.full(len(turns), 0.999)
+            drawn = [tape.draw(("coin", episode.row, turn), base) for episode, turn in turns]
+            return (np.array(drawn) + 0.5) / base
 
-        monkeypatch.setattr("twinstats.credit.budget._coin", coin)
+        monkeypatch.setattr("twinstats.credit.budget._coins", coins)
 
     return install
 
