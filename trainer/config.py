@@ -52,17 +52,20 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmupConfig:
-    """Supervised warm-up on demonstrations of mixed quality."""
+    """Supervised warm-up on demonstrations of mixed quality.
+
+    Of the tokens that were shown rather than sampled, a random `observation_share` is learned.
+    """
 
     episodes: int = 16000
     four_part_share: float = 0.5
-    steps: int = 1000
+    steps: int = 900
     warmup_steps: int = 40
     decay_share: float = 0.4
     rows: int = 12
     row_tokens: int = 256
     learning_rate: float = 4e-3
-    observation_weight: float = 0.3
+    observation_share: float = 0.3
     minimum_exact_match: float = 0.25
     seed: int = 0
 

@@ -82,21 +82,25 @@ def _made(config: Config, progress: Progress | None) -> Policy:
 def _packed(
     policy: Policy, episodes: list[Demonstration], config: Config, rng: np.random.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Episodes in random order, laid end to end in rows of equal length: ids and weights."""
+    """Episodes in random order, laid end to end in rows of equal length: ids and what is learned.
+
+    A share of the shown tokens stands for a smaller weight of all of them, at less cost: only
+    learned positions reach the vocabulary layer.
+    """
     ids: list[int] = []
-    weights: list[float] = []
+    learned: list[bool] = []
     for index in rng.permutation(len(episodes)):
         for segment in episodes[index].segments:
             tokens = policy.encode(segment.text)
             ids += tokens
-            weight = 1.0 if segment.is_sampled else config.warmup.observation_weight
-            weights += [weight] * len(tokens)
+            share = 1.0 if segment.is_sampled else config.warmup.observation_share
+            learned += (rng.random(len(tokens)) < share).tolist()
     width = config.warmup.row_tokens
     count = len(ids) // width
     shape = (count, width)
     return (
         torch.tensor(ids[: count * width]).reshape(shape),
-        torch.tensor(weights[: count * width]).reshape(shape),
+        torch.tensor(learned[: count * width]).reshape(shape),
     )
 
 
@@ -111,11 +115,11 @@ def _fit(
         policy.model.parameters(), lr=warmup.learning_rate, weight_decay=0.01
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config))
-    ids, weights = rows
+    ids, learned = rows
     policy.model.train()
     for step in range(warmup.steps):
         index = torch.arange(step * warmup.rows, (step + 1) * warmup.rows) % len(ids)
-        loss = _loss(policy, ids[index], weights[index])
+        loss = _loss(policy, ids[index], learned[index])
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
@@ -126,15 +130,13 @@ def _fit(
     policy.model.eval()
 
 
-def _loss(policy: Policy, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Weighted mean cross-entropy of the next token, nats."""
+def _loss(policy: Policy, ids: torch.Tensor, learned: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy of the learned tokens given those before them, nats."""
+    wanted = learned[:, 1:]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = policy.model(input_ids=ids).logits[:, :-1]
-    each = torch.nn.functional.cross_entropy(
-        logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
-    )
-    weight = weights[:, 1:].flatten()
-    return (each * weight).sum() / weight.sum()
+        hidden = policy.model.base_model(input_ids=ids).last_hidden_state[:, :-1][wanted]
+        logits = policy.model.get_output_embeddings()(hidden)
+    return torch.nn.functional.cross_entropy(logits.float(), ids[:, 1:][wanted])
 
 
 def _rate(step: int, config: Config) -> float:

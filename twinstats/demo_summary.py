@@ -20,6 +20,7 @@ from twinstats.results import show, show_interval
 Summary = dict[str, Any]
 
 SLOTS_PER_PART = 64
+_WIDTH = 120  # columns of the closing table where there is no terminal to ask
 
 
 def summarise(out: Path, seconds: Mapping[str, float]) -> Summary:
@@ -170,6 +171,8 @@ def _made(out: Path) -> list[str]:
 def closing_table(summary: Summary) -> None:
     """Prints the summary as people read it."""
     console = Console()
+    if not console.is_terminal:
+        console.width = _WIDTH
     for table in (
         _bias_table(summary["bias"]),
         _exponent_table(summary["exponents"]),
@@ -258,8 +261,8 @@ def _training_table(rows: Sequence[Summary]) -> Table:
 
 def _table(title: str, columns: Sequence[str]) -> Table:
     table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column)
+    for index, column in enumerate(columns):
+        table.add_column(column, no_wrap=index == 0)
     return table
 
 

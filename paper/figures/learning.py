@@ -25,6 +25,9 @@ CURVES = {
 """Each measure by the metrics that hold its values and its tokens."""
 
 MOST_POINTS = 24
+FEWEST_SEEDS = 3
+"""With fewer, intervals are those of the test questions: they say nothing of other seeds."""
+
 SCHEMA = {
     "series": pl.String,
     "method": pl.String,
@@ -46,8 +49,8 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     `kind` is "seed" (one run; its interval is that of its test questions), "mean" (over the runs of
     a series, linear between a run's points, where all of them have tokens), "before" or "after"
     (the mean at the runs' first and last evaluation). Intervals of means are 95% t intervals over
-    runs; with one run, that of its test questions. Training outcomes are means over blocks of
-    steps.
+    runs; with fewer than three, the mean of the runs' intervals for their test questions. Training
+    outcomes are means over blocks of steps.
 
     Raises:
         MissingLogs: No training run with evaluations or outcomes.
@@ -162,8 +165,9 @@ def _mean_row(kind: str, tokens: float, own: Sequence[dict[str, float]]) -> dict
     num, values = len(own), np.array([point["value"] for point in own])
     mean = float(values.mean())
     row = {"kind": kind, "tokens": tokens, "value": mean, "num_seeds": num}
-    if num == 1:
-        ends = {name: own[0][name] for name in ("low", "high")}
+    if num < FEWEST_SEEDS:
+        # runs answer the same questions, so their mean is no surer of them than each of them is
+        ends = {name: float(np.mean([point[name] for point in own])) for name in ("low", "high")}
         return row | {name: None if np.isnan(end) else end for name, end in ends.items()}
     half = float(stdtrit(num - 1, 0.975) * values.std(ddof=1) / np.sqrt(num))
     return row | {"low": max(mean - half, 0.0), "high": min(mean + half, 1.0)}
@@ -236,8 +240,11 @@ def caption(table: pl.DataFrame) -> str:
         "are means over seeds, bands their 95% t intervals, thin lines single seeds. "
         f"Seeds: {seeds}."
     )
-    if (means["num_seeds"] == 1).any():
-        text += " A series with one seed has the interval of its test questions instead."
+    if (means["num_seeds"] < FEWEST_SEEDS).any():
+        text += (
+            " A series with fewer than three seeds has the interval of its test questions instead, "
+            "which says nothing of other seeds."
+        )
     if any(style.is_reconstructed(method) for method in table["method"]):
         text += " * Reconstructed from second-hand descriptions."
     return text

@@ -71,7 +71,7 @@ def _settings(**dials: Any) -> tuple[Setting, ...]:
 
 SETTINGS = _settings(num_effects=17, num_runs=1000, cap=50_000)
 QUICK = tuple(s for s in _settings(num_effects=5, num_runs=50, cap=2000) if s.regime == "smooth")
-DEMO = _settings(num_effects=9, num_runs=200, cap=4000)
+DEMO = _settings(num_effects=9, num_runs=200, cap=12_000)
 SEEDS = {"full": 1, "quick": 1, "demo": 1}
 
 
