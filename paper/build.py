@@ -3,7 +3,6 @@
 The same logs give the same bytes. Leaves out what the figures show (`paper.figures`).
 """
 
-import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ import polars as pl
 from paper import logs, style
 from paper.figures import FIGURES, FigureModule
 from twinstats.errors import UsageError, unknown
+from twinstats.records import refuse_existing, write_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ def build_figures(runs: Sequence[Path], out: Path, *, names: Sequence[str] | Non
         if name not in FIGURES:
             raise unknown("figure", name, FIGURES)
     folders = logs.expand(runs)
-    _refuse_existing(out)
+    refuse_existing(out, remedy="name another folder")
     tables, missing = tables_of(wanted, folders)
     if missing and (names is not None or not tables):
         raise UsageError(" ".join(missing.values()))
@@ -75,11 +75,6 @@ def tables_of(
     return tables, absent
 
 
-def _refuse_existing(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} already exists: name another folder.")
-
-
 def _in_new_folder(
     out: Path, tables: Mapping[str, pl.DataFrame], runs: Sequence[Path], missing: Mapping[str, str]
 ) -> None:
@@ -97,8 +92,7 @@ def _in_new_folder(
             "figures": written,
             "missing": dict(missing),
         }
-        text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
-        (workplace / "figures.json").write_text(text + "\n", encoding="utf-8")
+        write_json(workplace / "figures.json", content)
         if out.exists():
             out.rmdir()
         os.replace(workplace, out)

@@ -119,7 +119,7 @@ def readable_parts(run: Path, table: str) -> list[Path]:
 
 def _is_whole(part: Path) -> bool:
     try:
-        pl.read_parquet_metadata(part)
+        pl.read_parquet(part)
     except (pl.exceptions.PolarsError, OSError):
         return False
     return True

@@ -123,7 +123,7 @@ def grid(
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a figure as PDF, PNG or SVG, without dates or versions in it.
+    """Writes a figure as PDF or PNG, without dates or versions in it.
 
     Raises:
         ValueError: A character that the font cannot show.
@@ -131,7 +131,6 @@ def save(figure: Figure, path: Path) -> None:
     empty: dict[str, dict[str, Any]] = {
         ".pdf": {"CreationDate": None},
         ".png": {"Software": None},
-        ".svg": {"Date": None, "Creator": None},
     }
     with house():
         try:

@@ -44,10 +44,7 @@ def simulate(
     if quick and demo:
         raise UsageError("Give --quick or --demo, not both.")
     which: Which = "quick" if quick else "demo" if demo else "full"
-    started = _now()
-    path = run_studies(
-        studies, out, which=which, seed=seed, workers=workers, resume=resume, started=started
-    )
+    path = run_studies(studies, out, which=which, seed=seed, workers=workers, resume=resume)
     typer.echo(f"{', '.join(studies)} written to {path}")
 
 
@@ -59,7 +56,6 @@ def run_studies(
     seed: int = 0,
     workers: int | None = None,
     resume: bool = False,
-    started: str | None = None,
 ) -> Path:
     """Runs studies into one run folder, a table a study, and returns the folder.
 
@@ -70,7 +66,6 @@ def run_studies(
         seed: The run's seed.
         workers: Processes; null means one a core.
         resume: Go on with a sweep that was killed.
-        started: When, as text; null asks the clock.
 
     Raises:
         UsageError: An unknown study, a folder that holds something, or a changed configuration.
@@ -82,7 +77,7 @@ def run_studies(
         seed=seed,
         workers=workers,
         resume=resume,
-        started=started or _now(),
+        started=_now(),
     )
     run.finish(_now())
     return run.path

@@ -1,6 +1,6 @@
 """Runs the settings and seeds of studies on local processes, and writes their tables.
 
-A (setting, seed) is a task; a task is one step of its study's table, written as soon as it is
+A (setting, seed) is a job; a job is one step of its study's table, written as soon as it is
 done, so a killed sweep goes on where it stopped. Results do not depend on the number of workers:
 all noise is keyed by setting and seed. Leaves out Ray clusters.
 """
@@ -21,11 +21,11 @@ from simulations.studies import Which, load_study, settings_of
 from twinstats.records import Run, create_run, read, reopen_run
 
 _SEEDS_APART = 100_000  # most seeds of a sweep: those of two run seeds never overlap
-_QUEUED = 2  # tasks a worker that wait for it
+_QUEUED = 2  # jobs a worker that wait for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Job:
     """One setting of a study with one seed.
 
     Attributes:
@@ -68,7 +68,7 @@ def run_sweep(
         UsageError: An unknown study, a folder that holds something, or a changed configuration.
     """
     names = list(dict.fromkeys(names))
-    tasks = [task for name in names for task in study_tasks(name, which, seed)]
+    jobs = [job for name in names for job in study_jobs(name, which, seed)]
     configuration = {"which": which, "studies": {name: _described(name, which) for name in names}}
     if resume and (out / "run.json").is_file():
         run = reopen_run(out, configuration | {"seed": seed})
@@ -80,19 +80,19 @@ def run_sweep(
             seed=seed,
             started=started,
         )
-    waiting = [task for task in tasks if not part_of(run, task.table, task.step).exists()]
+    waiting = [job for job in jobs if not run.part(job.table, job.step).exists()]
     with _progress() as progress:
-        bar = progress.add_task("simulate", total=len(tasks), completed=len(tasks) - len(waiting))
-        for task, rows in _done(waiting, workers or os.cpu_count() or 1):
-            run.write(task.table, task.step, rows)
+        bar = progress.add_task("simulate", total=len(jobs), completed=len(jobs) - len(waiting))
+        for job, rows in _done(waiting, workers or os.cpu_count() or 1):
+            run.write(job.table, job.step, rows)
             progress.advance(bar)
     for name in names:
         _summarise(run, name)
     return run
 
 
-def study_tasks(name: str, which: Which, seed: int) -> list[Task]:
-    """The tasks of a study, numbered from step 0."""
+def study_jobs(name: str, which: Which, seed: int) -> list[Job]:
+    """The jobs of a study, numbered from step 0."""
     study = load_study(name)
     pairs = [
         (setting, seed * _SEEDS_APART + number)
@@ -100,44 +100,39 @@ def study_tasks(name: str, which: Which, seed: int) -> list[Task]:
         for number in range(study.SEEDS[which])
     ]
     return [
-        Task(study=name, setting=setting, seed=own, table=study.TABLE, step=step)
+        Job(study=name, setting=setting, seed=own, table=study.TABLE, step=step)
         for step, (setting, own) in enumerate(pairs)
     ]
 
 
-def part_of(run: Run, table: str, step: int) -> Path:
-    """The file that holds a step of a table."""
-    return run.path / table / f"step-{step:08d}.parquet"
-
-
-def play(task: Task) -> list[dict[str, Any]]:
-    """The rows of a task: a function of the task alone."""
-    rows: list[dict[str, Any]] = load_study(task.study).run(task.setting, task.seed)
+def play(job: Job) -> list[dict[str, Any]]:
+    """The rows of a job: a function of the job alone."""
+    rows: list[dict[str, Any]] = load_study(job.study).run(job.setting, job.seed)
     return rows
 
 
-def _done(tasks: Sequence[Task], workers: int) -> Iterator[tuple[Task, list[dict[str, Any]]]]:
-    """Tasks with their rows, as they finish."""
-    if workers == 1 or len(tasks) < 2:
-        yield from ((task, play(task)) for task in tasks)
+def _done(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, list[dict[str, Any]]]]:
+    """Jobs with their rows, as they finish."""
+    if workers == 1 or len(jobs) < 2:
+        yield from ((job, play(job)) for job in jobs)
         return
     # spawn: workers start clean, whatever threads the parent runs
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(workers, len(tasks)), mp_context=context)
+    pool = ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context)
     try:
-        yield from _pooled(pool, tasks, _QUEUED * workers)
+        yield from _pooled(pool, jobs, _QUEUED * workers)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _pooled(
-    pool: ProcessPoolExecutor, tasks: Sequence[Task], most: int
-) -> Iterator[tuple[Task, list[dict[str, Any]]]]:
-    waiting = iter(tasks)
-    running: dict[Future[list[dict[str, Any]]], Task] = {}
+    pool: ProcessPoolExecutor, jobs: Sequence[Job], most: int
+) -> Iterator[tuple[Job, list[dict[str, Any]]]]:
+    waiting = iter(jobs)
+    running: dict[Future[list[dict[str, Any]]], Job] = {}
     while True:
-        for task in waiting:
-            running[pool.submit(play, task)] = task
+        for job in waiting:
+            running[pool.submit(play, job)] = job
             if len(running) >= most:
                 break
         if not running:
@@ -153,8 +148,7 @@ def _summarise(run: Run, name: str) -> None:
         return
     rows = [row for part in _in_order(run, study.TABLE) for row in part]
     for table, summary in study.summarise(rows).items():
-        target = part_of(run, table, 0)
-        target.unlink(missing_ok=True)
+        run.part(table, 0).unlink(missing_ok=True)
         run.write(table, 0, summary)
 
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from twinstats.errors import UsageError
-from twinstats.records import write_json
+from twinstats.records import sync, write_json
 
 MANIFEST = "manifest.json"
 _FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
@@ -64,7 +64,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
         raise OSError(f"{target} was not written ({free:,} bytes are free): {error}.") from error
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
-    _sync(folder)
+    sync(folder)
     for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
     for left in folder.glob(".step-*"):
@@ -81,7 +81,7 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
     write_json(folder / "state.json", {"step": checkpoint.step, "state": checkpoint.state})
     write_json(folder / MANIFEST, _digests(folder))
     for path in (*folder.iterdir(), folder):
-        _sync(path)
+        sync(path)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -154,12 +154,3 @@ def _digests(folder: Path) -> dict[str, str]:
         for file in sorted(folder.iterdir())
         if file.name in _FILES
     }
-
-
-def _sync(path: Path) -> None:
-    """Sees a file's contents, or a folder's names, onto the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

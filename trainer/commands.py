@@ -39,8 +39,10 @@ def run_training(config: Config, out: Path, *, resume: bool = False) -> Path:
     """Warms up (or takes from the cache) and trains, with progress bars."""
     from trainer.setup import check
     from trainer.train import train as train_policy
+    from trainer.train import train_tasks
 
     check(config)  # what is refused is refused before the warm-up
+    train_tasks(config, step=1)
     _check_folder(out, config, resume=resume)
     policy = warmed(config)
     with _bar() as bar:
@@ -90,7 +92,10 @@ def evaluate(
     from trainer.setup import make_rollout
     from trainer.train import load_weights
 
-    config = changed(from_dict(read_run(run)["configuration"]), settings or [])
+    trained = from_dict(read_run(run)["configuration"])
+    config = changed(trained, settings or [])
+    if config.model != trained.model:
+        raise UsageError("`--set model` cannot change the model that a checkpoint is of.")
     path = newest(run / "checkpoints", checkpoint)
     if path is None:
         raise UsageError(f"{run} has no checkpoint yet.")

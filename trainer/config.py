@@ -14,7 +14,20 @@ from typing import Any, Literal
 
 from twinstats.errors import UsageError, unknown
 
-_LEAST = {
+_LEAST: dict[str, float] = {
+    "model.layers": 1,
+    "model.hidden": 1,
+    "model.intermediate": 1,
+    "model.heads": 1,
+    "model.kv_heads": 1,
+    "model.vocabulary": 300,
+    "model.max_length": 64,
+    "warmup.steps": 0,
+    "warmup.learning_rate": 0,
+    "optimizer.learning_rate": 0,
+    "optimizer.weight_decay": 0,
+    "loss.clip_low": 0,
+    "loss.clip_high": 0,
     "warmup.episodes": 1,
     "warmup.rows": 1,
     "warmup.row_tokens": 2,
@@ -34,7 +47,13 @@ _LEAST = {
     "checkpoint.keep": 1,
     "log.text_rows": 0,
 }
-_POSITIVE = ("rollout.temperature", "warmup.decay_share")
+_POSITIVE = ("rollout.temperature", "warmup.decay_share", "optimizer.max_gradient_norm")
+_SHARES = (
+    "warmup.four_part_share",
+    "warmup.decay_share",
+    "warmup.observation_share",
+    "warmup.minimum_exact_match",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +206,8 @@ class Config:
                 raise UsageError(f"`{path}` must be at least {_LEAST[path]}, got {value}.")
             if path in _POSITIVE and not value > 0:
                 raise UsageError(f"`{path}` must be above 0, got {value}.")
+            if path in _SHARES and not 0 <= value <= 1:
+                raise UsageError(f"`{path}` must be in [0, 1], got {value}.")
 
 
 def changed(config: Config, assignments: Sequence[str]) -> Config:
@@ -268,6 +289,8 @@ def from_dict(values: dict[str, Any]) -> Config:
 
 
 def _built(kind: Any, values: dict[str, Any]) -> Any:
+    if not isinstance(values, dict):
+        raise UsageError(f"The configuration must hold fields of {kind.__name__}, got {values!r}.")
     hints = typing.get_type_hints(kind)
     for name in values:
         if name not in hints:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from trainer.config import Config
@@ -52,7 +53,7 @@ def update(
 
 def has_credit(credit: Credit) -> bool:
     """Whether any turn of a group has credit."""
-    return any(bool((values == values).any()) for values in credit.values)
+    return any(bool(np.isfinite(values).any()) for values in credit.values)
 
 
 @torch.inference_mode()

@@ -56,7 +56,8 @@ class Problem:
 
         For the sum, unit n + 1 gains loss / (n (n + 1)); at most one above t * direction.
         """
-        ray = t * self.direction
+        with np.errstate(invalid="ignore"):  # an endless ray buys nothing where there is no loss
+            ray = t * self.direction
         steps = np.floor((1 + np.sqrt(1 + 4 * ray**2)) / 2) if self.is_sum else np.ceil(ray)
         return np.asarray(np.clip(np.where(self.loss > 0, steps, 0), self.low, self.high))
 
@@ -64,6 +65,13 @@ class Problem:
         """What one more unit of an arm is worth: gain per price, or the term itself."""
         loss = float(self.loss[arm])
         return loss / (count * (count + 1)) / float(self.cost[arm]) if self.is_sum else loss / count
+
+    def worths(self, counts: np.ndarray) -> np.ndarray:
+        """What one more unit of each arm is worth; 0 for an arm without loss."""
+        units = np.maximum(counts, 1)
+        if not self.is_sum:
+            return np.asarray(self.loss / units)
+        return np.asarray(self.loss / (units * (units + 1)) / self.cost)
 
 
 def continuous_within(problem: Problem, budget: float) -> np.ndarray:
@@ -117,24 +125,75 @@ def _ray_of_target(problem: Problem, target: float, extra: float) -> float:
 
 def whole_within(problem: Problem, budget: float) -> np.ndarray:
     """Whole counts under a budget: greedy, or a table where greedy may not be optimal."""
-    spare = budget - float(problem.cost.sum())
-    counts = problem.low.copy()
-    if spare > problem.spent(problem.low):
-        counts = problem.whole(_ray_of_budget(problem, spare))
-    left = budget - problem.spent(counts)
-    queue = _queue(problem, counts)
-    while queue:
-        _, arm = heapq.heappop(queue)
-        if problem.cost[arm] > left:
-            continue
-        counts[arm] += 1
-        left -= float(problem.cost[arm])
-        _push(problem, counts, arm, queue)
+    counts = _greedy(problem, budget)
     table = _table(problem, budget)
     if table is None:
         return counts
     exact = table.counts(len(table.best) - 1)
     return exact if problem.value(exact) < problem.value(counts) * (1 - ROUNDING) else counts
+
+
+def _greedy(problem: Problem, budget: float) -> np.ndarray:
+    """Unit by unit what is worth most; arms whose next unit is not affordable drop out.
+
+    Most units are bought at once: all that a price 1/t**2 buys, for the largest t that the budget
+    allows, found by bisection until each arm lacks at most one unit of the next price.
+    """
+    if not (problem.loss > 0).any():
+        return problem.low.copy()
+    low, high = _bracket(problem, budget)
+    counts, after = problem.whole(low), problem.whole(high)
+    while np.max(after - counts) > 1 and low < (middle := (low + high) / 2) < high:
+        between = problem.whole(middle)
+        if problem.spent(between) <= budget:
+            low, counts = middle, between
+        else:
+            high, after = middle, between
+    arms = np.flatnonzero(after > counts)
+    arms = arms[np.argsort(-problem.worths(counts)[arms], kind="stable")]
+    spent = problem.spent(counts) + np.cumsum(problem.cost[arms])
+    bought = int(np.searchsorted(spent, budget, side="right"))
+    counts[arms[:bought]] += 1
+    _buy_singly(problem, counts, budget - problem.spent(counts))
+    return counts
+
+
+def _bracket(problem: Problem, budget: float) -> tuple[float, float]:
+    """Two t near the continuous ray, between which whole counts outgrow the budget.
+
+    Equal if the largest counts allowed are within it.
+    """
+    wanted = problem.loss > 0
+    if problem.spent(np.where(wanted, problem.high, problem.low)) <= budget:
+        return math.inf, math.inf
+    low = high = max(_ray_of_budget(problem, budget), 1 / float(problem.direction.max()))
+    step = 2.0**-12
+    while problem.spent(problem.whole(high)) <= budget:
+        low, high, step = high, high * (1 + step), 4 * step
+    while low > 0 and problem.spent(problem.whole(low)) > budget:
+        low, high, step = max(low * (1 - step), 0.0), low, 4 * step
+    return low, high
+
+
+def _buy_singly(problem: Problem, counts: np.ndarray, left: float) -> None:
+    """Spends what is left, in place: the unit worth most among those that are affordable."""
+    wanted = (problem.loss > 0) & (counts < problem.high) & (problem.cost <= left)
+    arms = np.flatnonzero(wanted)
+    if not len(arms):
+        return
+    cheapest = float(problem.cost[arms].min())
+    queue = list(zip((-problem.worths(counts)[arms]).tolist(), arms.tolist(), strict=True))
+    heapq.heapify(queue)
+    while queue and left >= cheapest:
+        _, arm = heapq.heappop(queue)
+        price = float(problem.cost[arm])
+        if price > left:
+            continue
+        most = min(left // price, problem.high[arm] - counts[arm])
+        units = 1.0 if queue else max(most, 1.0)  # a single arm takes all
+        counts[arm] += units
+        left -= units * price
+        _push(problem, counts, arm, queue)
 
 
 def whole_to(problem: Problem, target: float) -> np.ndarray:
@@ -202,6 +261,8 @@ class _Table:
 def _table(problem: Problem, budget: float) -> _Table | None:
     """The exact optimum of the sum for unequal prices; null where the table would be too large."""
     if not problem.is_sum or problem.has_equal_costs:
+        return None
+    if budget / float(problem.cost.min()) > _MOST_UNITS:
         return None
     unit = _common_unit(problem.cost)
     if unit is None or budget / unit > _MOST_UNITS:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import betainc, ndtr, ndtri
 
-MOST_DISCORDANT = 10_000
+MOST_DISCORDANT = 1_000_000
+_FROM_ZERO = 10_000
+_SMOOTH_VARIANCE = 100.0
 _ROUNDING = 1e-12
 
 
@@ -25,7 +27,7 @@ class SignTest:
     discordance: float
 
     def power(self, num_pairs: int, effect: float) -> float:
-        """P(reject): exact sum over a window of m, or the normal form past 10,000 expected m.
+        """P(reject): exact sum over a window of m, or the normal form past 1,000,000 expected m.
 
         Both tails count for a two-sided test. What lies outside the window (10 standard
         deviations and 30 more) has probability below 1e-15.
@@ -41,34 +43,46 @@ class SignTest:
         Power is a mixture over m of the saw-tooth r(m) = P(reject | m), so it is not monotone in
         n. The mixture over the running maximum of r is, and bounds it: its crossing begins the
         scan. Where discordance is below 1/8 the mixture is smooth and steps of a quarter expected
-        discordant pair are scanned, then halved.
+        discordant pair are scanned, then halved. Where more than 10,000 discordant pairs are
+        expected and their variance is over 100, teeth of two pairs leave no trace in the mixture:
+        it is halved from the start.
         """
         most = math.ceil(self._normal_pairs(effect, power, correction=3.0)) + 1
         if most * self.discordance > MOST_DISCORDANT:
             return first_true(1, lambda n: self.power(n, effect) >= power - _ROUNDING)
+        least = 1
+        if most * self.discordance > _FROM_ZERO:
+            least = max(1, int(0.95 * self._normal_pairs(effect, power, correction=0.0)))
         while True:
-            found = self._scan(effect, power, most)
-            if found is not None:
+            found = self._between(effect, power, least, most)
+            if found is not None and (found > least or least == 1):
                 return found
-            most *= 2
+            least, most = (least, 2 * most) if found is None else (1, most)
 
-    def _scan(self, effect: float, power: float, most: int) -> int | None:
+    def _between(self, effect: float, power: float, least: int, most: int) -> int | None:
+        """The smallest number within limits that reaches `power`; null for none."""
+        begin = int(binomial_window(least, self.discordance)[0][0]) if least > 1 else 0
         top = int(binomial_window(most, self.discordance)[0][-1])
-        rejections = self._rejections(np.arange(top + 1), effect)
+        rejections = self._rejections(np.arange(begin, top + 1), effect)
         bound = np.maximum.accumulate(rejections)
 
-        def mixture(values: np.ndarray, num_pairs: int) -> float:
+        def reaches(values: np.ndarray, num_pairs: int) -> bool:
             m, weights = binomial_window(num_pairs, self.discordance)
-            return float(weights @ values[m])
+            return float(weights @ values[m - begin]) >= power - _ROUNDING
 
-        if mixture(bound, most) < power - _ROUNDING:
+        if not reaches(bound, most):
             return None
-        first = first_true(1, lambda n: mixture(bound, n) >= power - _ROUNDING, most)
+        variance = least * self.discordance * (1 - self.discordance)
+        if least > 1 and variance > _SMOOTH_VARIANCE:
+            if not reaches(rejections, most):
+                return None
+            return first_true(least, lambda n: reaches(rejections, n), most)
+        first = first_true(least, lambda n: reaches(bound, n), most)
         step = max(1, int(0.25 / self.discordance))
         for n in range(first, most + 1, step):
-            if mixture(rejections, n) >= power - _ROUNDING:
-                begin = max(first, n - step + 1)
-                return first_true(begin, lambda k: mixture(rejections, k) >= power - _ROUNDING, n)
+            if reaches(rejections, n):
+                start = max(first, n - step + 1)
+                return first_true(start, lambda k: reaches(rejections, k), n)
         return None
 
     def _rejections(self, m: np.ndarray, effect: float) -> np.ndarray:
@@ -83,10 +97,8 @@ class SignTest:
     def _normal_power(self, num_pairs: int, effect: float) -> float:
         """Connor's normal form with the continuity correction 1 of b - c (mid-p: none)."""
         correction = 0.0 if self.is_midp else 1.0
-        mean, width = (
-            num_pairs * effect,
-            -ndtri(self.level) * math.sqrt(num_pairs * self.discordance),
-        )
+        mean = num_pairs * effect
+        width = -ndtri(self.level) * math.sqrt(num_pairs * self.discordance)
         stderr = math.sqrt(num_pairs * (self.discordance - effect**2))
         power = normal_tail(mean - correction - width, stderr)
         if self.is_two_sided:
@@ -145,16 +157,20 @@ def critical_losses(m: np.ndarray, level: float, is_midp: bool) -> np.ndarray:
     P(b <= c) <= level under a fair coin; mid-p counts half of P(b = c).
     """
 
-    def tail(c: np.ndarray) -> np.ndarray:
+    def rejects(c: np.ndarray, m: np.ndarray) -> np.ndarray:
         at = _binomial_cdf(c, m, 0.5)
-        return (at + _binomial_cdf(c - 1, m, 0.5)) / 2 if is_midp else at
+        tail = (at + _binomial_cdf(c - 1, m, 0.5)) / 2 if is_midp else at
+        return np.asarray(tail <= level * (1.0 + _ROUNDING))
 
-    allowed = level * (1.0 + _ROUNDING)
     c = np.clip(np.floor((m + ndtri(level) * np.sqrt(m)) / 2 - 0.5), -1, m - 1)
-    while np.any(lower := (c >= 0) & (tail(c) > allowed)):
-        c = c - lower
-    while np.any(higher := (c < m - 1) & (tail(c + 1) <= allowed)):
-        c = c + higher
+    moving = np.flatnonzero(c >= 0)
+    while len(moving := moving[~rejects(c[moving], m[moving])]):
+        c[moving] -= 1
+        moving = moving[c[moving] >= 0]
+    moving = np.flatnonzero(c < m - 1)
+    while len(moving := moving[rejects(c[moving] + 1, m[moving])]):
+        c[moving] += 1
+        moving = moving[c[moving] < m[moving] - 1]
     return np.where(m > 0, c, -1)
 
 

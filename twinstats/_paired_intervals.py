@@ -42,7 +42,7 @@ def interval(
     if sample.mean.stderr is None:
         return None
     low, high = _width_interval(sample, method, confidence=confidence, seed=seed)
-    if sample.is_binary and not sample.is_weighted:
+    if sample.is_binary and sample.differences.population is None:
         return max(low, -1.0), min(high, 1.0)
     return low, high
 

@@ -1,4 +1,4 @@
-"""What `paired` keeps of its data: weighted differences, counts, and the worst case for failures.
+"""What `paired` learns from its data: differences, counts, moments, the worst case of failures.
 
 Leaves out tests and intervals.
 """
@@ -15,10 +15,12 @@ from twinstats._clustered_mean import (
     differences,
     scaled,
 )
-from twinstats._outcomes import Pairs, outcome_array
+from twinstats._moments import Moments, PlainSums, pair_moments, plain_sums
+from twinstats._outcomes import Pairs, outcome_array, power_of_two, read_pairs
 from twinstats.results import show_interval
 
 COUNTED = ("exact", "midp", "tango", "bonett-price")
+_FAR = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,122 @@ class Sample:
     is_weighted: bool
     is_binary: bool
     counts: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What `paired` knows of its data.
+
+    Attributes:
+        sample: What its result keeps.
+        moments: Of the valid pairs, without `rho_max`.
+        bounds: The estimate at worst and at best, had no pair failed.
+        num_missing: Failed pairs.
+        has_clusters: Whether clusters were given by the caller.
+        doubts: Warnings about moments and failed pairs.
+    """
+
+    sample: Sample
+    moments: Moments
+    bounds: tuple[float, float] | None
+    num_missing: int
+    has_clusters: bool
+    doubts: list[str]
+
+
+def evidence_of(
+    factual: Any, twin: Any, cluster: Any, weights: Any, population: float | None
+) -> Evidence:
+    """Reads the data, in one lean pass where they are plain.
+
+    Raises:
+        ValueError: Empty, infinite or unequal inputs, or bad clusters, weights or population.
+    """
+    if cluster is None and weights is None and population is None:
+        sums = _plain(factual, twin)
+        if sums is not None:
+            return _plain_evidence(sums)
+    pairs = read_pairs(factual, twin, cluster)
+    weight = None if weights is None else weight_array(weights, pairs)
+    check_population(population, pairs)
+    sample = sample_of(pairs, weight, population)
+    kept = np.ones(sample.counts[2]) if weight is None else weight[pairs.valid]
+    moments = pair_moments(pairs, kept, has_rho_max=False)
+    bounds, doubts = missing_bounds(pairs, weight, population)
+    return Evidence(
+        sample=sample,
+        moments=moments,
+        bounds=bounds,
+        num_missing=pairs.num_missing,
+        has_clusters=pairs.has_clusters,
+        doubts=moments.undefined() + doubts,
+    )
+
+
+def _plain(factual: Any, twin: Any) -> PlainSums | None:
+    """Sums of two arrays of numbers, one twin each; null for anything else."""
+    if isinstance(factual, np.ma.MaskedArray) or isinstance(twin, np.ma.MaskedArray):
+        return None
+    try:
+        first, second = np.asarray(factual), np.asarray(twin)
+    except ValueError:
+        return None
+    if second.ndim == 2 and second.shape[1] == 1:
+        second = second[:, 0]
+    is_numeric = {first.dtype.kind, second.dtype.kind} <= set("buif")
+    if not is_numeric or first.shape != second.shape or first.ndim != 1 or not len(first):
+        return None
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        sums = plain_sums(first, second, 0)
+        if sums is None and (exponent := _far_exponent(first, second)):
+            sums = plain_sums(first, second, exponent)
+    return sums
+
+
+def _far_exponent(first: np.ndarray, second: np.ndarray) -> int:
+    """The exponent of outcomes so large or small that squares need a scale; else 0."""
+    exponent = power_of_two(first.astype(np.float64), second.astype(np.float64))
+    return exponent if abs(exponent) > _FAR else 0
+
+
+def _plain_evidence(sums: PlainSums) -> Evidence:
+    """The evidence of plain pairs: each is its own cluster of weight 1."""
+    total, one = sums.counts[2], np.broadcast_to(1.0, sums.counts[2])
+    data = Differences(
+        value=sums.difference,
+        weight=one,
+        cluster=np.arange(total),
+        rounding=np.broadcast_to(0.0, total),  # far below the standard deviation
+        exponent=sums.exponent,
+        num_clusters=total,
+        population=None,
+        population_clusters=float(total),
+    )
+    variance = sums.moments.variance_difference
+    assert variance is not None
+    mean = ClusteredMean(
+        estimate=sums.mean,
+        stderr=float(np.sqrt(variance / (total - 1))),
+        is_degenerate=False,
+        sums=sums.difference,
+        sizes=one,
+    )
+    estimate = scaled(sums.mean, sums.exponent)
+    return Evidence(
+        sample=Sample(
+            differences=data,
+            mean=mean,
+            is_counted=sums.is_binary,
+            is_weighted=False,
+            is_binary=sums.is_binary,
+            counts=sums.counts,
+        ),
+        moments=sums.moments,
+        bounds=(estimate, estimate),
+        num_missing=0,
+        has_clusters=False,
+        doubts=[],
+    )
 
 
 def weight_array(weights: Any, pairs: Pairs) -> np.ndarray:

@@ -95,9 +95,11 @@ def signflip_pvalue(sums: np.ndarray, alternative: str, *, seed: int = 0) -> flo
     random flips, which is a valid p-value too. Assumes that every sum is symmetric about 0 under
     the null. All sums 0: 1.
     """
-    moving = sums[sums != 0]
-    total = float(moving.sum())
-    slack = 1e-12 * float(np.abs(moving).sum())
+    moving = np.sort(np.abs(sums[sums != 0]))
+    total = float(sums.sum())
+    if alternative == "less":  # the totals are symmetric, so that no order or swap changes p
+        total, alternative = -total, "greater"
+    slack = 1e-12 * float(moving.sum())
     if len(moving) <= ENUMERATED_CLUSTERS:
         totals = np.zeros(1)
         for value in moving:
@@ -114,8 +116,6 @@ def signflip_pvalue(sums: np.ndarray, alternative: str, *, seed: int = 0) -> flo
 def _extreme(totals: np.ndarray, observed: float, slack: float, alternative: str) -> int:
     if alternative == "greater":
         return int(np.count_nonzero(totals >= observed - slack))
-    if alternative == "less":
-        return int(np.count_nonzero(totals <= observed + slack))
     return int(np.count_nonzero(np.abs(totals) >= abs(observed) - slack))
 
 

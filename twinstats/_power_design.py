@@ -13,6 +13,8 @@ _TESTS = ("exact", "midp", "connor", "wald", "t")
 _ALTERNATIVES = ("two-sided", "greater", "less")
 _NORMAL_FREEDOM = 1e6
 _FAR = 1e4
+_LEAST_EFFECT = 1e-100  # squares of smaller ones leave the range of numbers
+_MOST_SD = 1e100
 _ROUNDING = 1e-12
 
 
@@ -30,10 +32,12 @@ class Design:
 
     @property
     def is_two_sided(self) -> bool:
+        """Whether both tails of the test reject."""
         return self.alternative == "two-sided"
 
     @property
     def wanted_sign(self) -> str:
+        """The sign of an effect that the alternative can find, in words."""
         signs = {"two-sided": "different from 0", "greater": "positive", "less": "negative"}
         return signs[self.alternative]
 
@@ -55,6 +59,8 @@ class Design:
         if not (math.isfinite(size) and abs(size) <= limit * (1 + _ROUNDING)):
             allowed = "finite" if self.discordance is None else f"in [-{limit:g}, {limit:g}]"
             raise ValueError(f"`effect` must be {allowed}, got {effect}.")
+        if 0 < abs(size) < _LEAST_EFFECT:
+            raise ValueError(f"`effect` must be 0 or at least {_LEAST_EFFECT:g}, got {effect}.")
         size = math.copysign(min(abs(size), limit), size)
         if self.is_two_sided:
             return abs(size)
@@ -64,7 +70,7 @@ class Design:
         """P(reject) for an oriented effect; clustered pairs count as fewer independent ones."""
         effective = num_pairs / self.inflation
         if (sign_test := self.sign_test) is not None:
-            return sign_test.power(math.floor(effective * (1 + 1e-12)), size)
+            return sign_test.power(math.floor(effective * (1 + _ROUNDING)), size)
         variance = self._variance(size)
         if self.test == "connor":
             assert self.discordance is not None
@@ -105,6 +111,7 @@ def checked_design(
     cluster_size: Number,
     icc: Number,
 ) -> Design:
+    """The options that all functions of `power` share, checked."""
     if test not in _TESTS:
         raise unknown("test", test, _TESTS)
     if alternative not in _ALTERNATIVES:
@@ -139,8 +146,8 @@ def _check_outcome(
     assert sd is not None
     if test in ("midp", "connor"):
         raise ValueError(f"`test` {test!r} is for binary outcomes: give `discordance`, not `sd`.")
-    if not (sd > 0 and math.isfinite(sd)):
-        raise ValueError(f"`sd` must be positive and finite, got {sd}.")
+    if not 0 < sd <= _MOST_SD:
+        raise ValueError(f"`sd` must be positive and at most {_MOST_SD:g}, got {sd}.")
     if rho is not None and not -1.0 <= rho < 1.0:
         raise ValueError(f"`rho` must lie in [-1, 1), got {rho}.")
 
@@ -168,7 +175,8 @@ def checked_power(power: Number) -> float:
 
 
 def checked_pairs(num_pairs: Number) -> int:
-    if not (num_pairs >= 1 and math.isfinite(num_pairs) and int(num_pairs) == num_pairs):
+    """`num_pairs` as a whole number of at least 1."""
+    if not (1 <= num_pairs < math.inf and int(num_pairs) == num_pairs):
         raise ValueError(f"`num_pairs` must be a whole number of at least 1, got {num_pairs}.")
     return int(num_pairs)
 

@@ -2,17 +2,16 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from twinstats._numbers import Number, Numbers
+from twinstats._numbers import Number, Numbers, float_array
+from twinstats._outcomes import FEW_CLUSTERS, label_codes
 from twinstats.noise import generator
 from twinstats.results import Result, show, show_interval
 
 _NUM_DRAWS = 4_000
 _MOST_BLOCKS = 2_000
-_FEW_CLUSTERS = 10
 _CHUNK = 200
 _ROUNDING = 1e-9
 
@@ -99,8 +98,8 @@ def regime(
         Law, ratio and interval, with what they rest on.
 
     Raises:
-        ValueError: Lengths differ, a (fork, luck) occurs twice, a fork is in two clusters, or a
-            threshold or `confidence` is out of range.
+        ValueError: Lengths differ, a label is null, a (fork, luck) occurs twice, a fork is in two
+            clusters, or a threshold or `confidence` is out of range.
     """
     if not 0.0 < confidence < 1.0:
         raise ValueError(f"`confidence` must lie in (0, 1), got {confidence}.")
@@ -136,7 +135,7 @@ class _Forks:
 
 def column(name: str, values: Numbers) -> np.ndarray:
     """`values` as a float column; null becomes NaN."""
-    array = np.asarray(values, np.float64)
+    array = float_array(name, values)
     if array.ndim != 1:
         raise ValueError(f"`{name}` must be a list of numbers, got shape {array.shape}.")
     return array
@@ -152,15 +151,12 @@ def same_length(name: str, values: np.ndarray, length: int) -> np.ndarray:
 def _difference(factual: Numbers, twin: Numbers) -> np.ndarray:
     first, second = column("factual", factual), column("twin", twin)
     same_length("twin", second, len(first))
+    for name, values in (("factual", first), ("twin", second)):
+        if np.any(np.isinf(values)):
+            raise ValueError(f"`{name}` must be finite or null, got inf.")
+    if np.isinf(first).any() or np.isinf(second).any():
+        raise ValueError("`factual` and `twin` must be finite or null.")
     return np.asarray(first - second)
-
-
-def _codes(name: str, ids: Sequence[Hashable] | np.ndarray, length: int) -> np.ndarray:
-    labels: list[Any] = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-    if len(labels) != length:
-        raise ValueError(f"`{name}` must have one entry a pair ({length}), got {len(labels)}.")
-    numbers: dict[Any, int] = {}
-    return np.array([numbers.setdefault(label, len(numbers)) for label in labels], np.int64)
 
 
 def _forks(
@@ -170,9 +166,9 @@ def _forks(
     cluster: Sequence[Hashable] | np.ndarray | None,
 ) -> _Forks:
     fork_id, luck_id = (
-        _codes(n, ids, len(difference)) for n, ids in (("fork", fork), ("luck", luck))
+        label_codes(n, ids, len(difference)) for n, ids in (("fork", fork), ("luck", luck))
     )
-    cluster_id = fork_id if cluster is None else _codes("cluster", cluster, len(difference))
+    cluster_id = fork_id if cluster is None else label_codes("cluster", cluster, len(difference))
     if len(np.unique(np.stack([fork_id, luck_id]), axis=1).T) < len(difference):
         raise ValueError("`luck` must differ within a fork: the same (fork, luck) occurs twice.")
     if len(np.unique(np.stack([fork_id, cluster_id]), axis=1).T) > len(np.unique(fork_id)):
@@ -250,7 +246,7 @@ def _decide(
         warnings.append("The mean product of two draws is not positive: effect and ratio are null.")
     if not np.isfinite(high):
         warnings.append("An effect of 0 is not excluded: the ratio has no upper end.")
-    if forks.num_clusters < _FEW_CLUSTERS:
+    if forks.num_clusters < FEW_CLUSTERS:
         warnings.append(f"Only {forks.num_clusters} clusters: the interval is too short.")
     return Regime(
         law=law,

@@ -10,7 +10,7 @@ import numpy as np
 
 from twinstats._clustered_mean import clustered_mean, differences, scaled, t_interval
 from twinstats._moments import pair_moments
-from twinstats._outcomes import Pairs, outcome_array, rounding_of
+from twinstats._outcomes import FEW_CLUSTERS, Pairs, outcome_array, rounding_of
 from twinstats._variance_columns import (
     base_columns,
     equal_column,
@@ -23,7 +23,6 @@ from twinstats._variance_draws import cell_sums, cluster_draws
 from twinstats.results import show
 
 Interval = tuple[float, float] | None
-FEW_CLUSTERS = 10
 SQUARED = (
     "variance_factual",
     "variance_twin",

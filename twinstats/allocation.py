@@ -20,7 +20,7 @@ from twinstats._allocation import (
     whole_to,
     whole_within,
 )
-from twinstats._numbers import Number, Numbers
+from twinstats._numbers import Number, Numbers, first_where, float_array
 from twinstats.errors import unknown
 from twinstats.results import Result, show
 
@@ -123,24 +123,27 @@ def _problem(
     integer: bool,
     is_sum: bool,
 ) -> Problem:
-    v = np.atleast_1d(np.asarray(variance, np.float64))
+    v = np.atleast_1d(float_array("variance", variance))
     if v.ndim != 1 or not len(v):
         raise ValueError(f"`variance` must be a list with one entry an arm, got shape {v.shape}.")
-    if not np.all((v >= 0) & np.isfinite(v)):
-        raise ValueError(f"`variance` must be finite and at least 0, got {v}.")
+    if np.any(wrong := ~((v >= 0) & np.isfinite(v))):
+        raise ValueError(f"`variance` must be finite and at least 0, got {first_where(v, wrong)}.")
     c = _per_arm("cost", cost, len(v))
     if not np.all((c > 0) & np.isfinite(c)):
         raise ValueError(f"`cost` must be positive everywhere, got minimum {c.min()}.")
     w = _per_arm("weights", 1.0 if weights is None else weights, len(v))
-    if not np.all(np.isfinite(w)):
-        raise ValueError(f"`weights` must be finite, got {w}.")
-    loss = w**2 * v
+    if np.any(wrong := ~np.isfinite(w)):
+        raise ValueError(f"`weights` must be finite, got {first_where(w, wrong)}.")
+    with np.errstate(over="ignore"):
+        loss = w**2 * v
+    if not np.all(np.isfinite(loss)):
+        raise ValueError("`weights` squared times `variance` must be finite: scale them down.")
     low, high = _limits(limits[0], limits[1], loss, integer)
     return Problem(loss=loss, cost=c, low=low, high=high, is_sum=is_sum)
 
 
 def _per_arm(name: str, values: Numbers, num_arms: int) -> np.ndarray:
-    array = np.asarray(values, np.float64)
+    array = float_array(name, values)
     if array.shape not in ((), (1,), (num_arms,)):
         raise ValueError(f"`{name}` must have one entry an arm ({num_arms}), got {array.shape}.")
     return np.array(np.broadcast_to(array, (num_arms,)))
@@ -153,10 +156,11 @@ def _limits(
     high = _per_arm("maximum", math.inf if maximum is None else maximum, len(loss))
     if integer:
         low, high = np.ceil(low - ROUNDING), np.floor(high + ROUNDING)
-    if not np.all((low >= 0) & np.isfinite(low)):
-        raise ValueError(f"`minimum` must be finite and at least 0, got {low}.")
-    if not np.all(high >= low):
-        raise ValueError(f"`maximum` must be at least `minimum`, got {high} and {low}.")
+    if np.any(wrong := ~((low >= 0) & np.isfinite(low))):
+        raise ValueError(f"`minimum` must be finite and at least 0, got {first_where(low, wrong)}.")
+    if np.any(wrong := ~(high >= low)):
+        ends = f"{first_where(high, wrong)} and {first_where(low, wrong)}"
+        raise ValueError(f"`maximum` must be at least `minimum`, got {ends}.")
     if np.any((high == 0) & (loss > 0)):
         raise ValueError("`maximum` must be positive where the variance is, or no mean exists.")
     return (np.maximum(low, loss > 0) if integer else low), high
@@ -236,13 +240,13 @@ class DiscordancePredictor:
         features: Callable[[Any], Hashable] | Sequence[str],
         prior: Sequence[Number] = (0.5, 0.5),
     ) -> None:
-        if not callable(features) and (isinstance(features, str) or not len(features)):
-            raise ValueError(f"`features` must be a function or a list of names, got {features!r}.")
-        a, b = prior
-        if not (0 < a < math.inf and 0 < b < math.inf):
-            raise ValueError(f"`prior` must be two positive numbers, got {prior}.")
+        if not callable(features) and not _are_names(features):
+            raise ValueError("`features` must be a function or a list of names.")
+        pair = float_array("prior", prior)
+        if pair.shape != (2,) or not np.all((pair > 0) & np.isfinite(pair)):
+            raise ValueError(f"`prior` must be two positive numbers, got {pair.tolist()}.")
         self._features = features if callable(features) else tuple(features)
-        self._prior = (float(a), float(b))
+        self._prior = (float(pair[0]), float(pair[1]))
         self._cells: dict[Hashable, tuple[int, int]] = {}
         self._pooled = (0, 0)
 
@@ -259,13 +263,14 @@ class DiscordancePredictor:
             ValueError: Lengths differ, or `discordant` holds something that is neither true
                 nor false; nothing is counted then.
         """
-        differed = np.asarray(discordant)
+        differed = float_array("discordant", discordant)
         if differed.shape != (len(turns),):
             raise ValueError(
                 f"`discordant` must have one entry a turn ({len(turns)}), got {differed.shape}."
             )
-        if not np.all((differed == 0) | (differed == 1)):
-            raise ValueError(f"`discordant` must be true or false everywhere, got {differed}.")
+        if np.any(wrong := ~((differed == 0) | (differed == 1))):
+            value = first_where(differed, wrong)
+            raise ValueError(f"`discordant` must be true or false everywhere, got {value}.")
         cells = [self._cell(turn) for turn in turns]
         for cell, one in zip(cells, differed.astype(int).tolist(), strict=True):
             trials, seen = self._cells.get(cell, (0, 0))
@@ -292,6 +297,11 @@ class DiscordancePredictor:
         if callable(self._features):
             return _cell(self._features(turn))
         return tuple(_cell(_named(turn, name)) for name in self._features)
+
+
+def _are_names(features: Any) -> bool:
+    is_list = isinstance(features, (list, tuple)) and len(features) > 0
+    return is_list and all(isinstance(name, str) for name in features)
 
 
 def _named(turn: Any, name: str) -> Any:

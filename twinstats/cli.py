@@ -7,6 +7,7 @@ sentence and exit code 2 (wrong usage) or 1 (failed); `--debug` shows the traceb
 import importlib.metadata
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,22 +34,23 @@ class Commands(TyperGroup):
         Raises:
             UsageError: An unknown name, or a package whose extra is not installed.
         """
-        announced = _announced()
-        if cmd_name not in announced:
-            raise unknown("command", cmd_name, announced)
-        return _load(announced[cmd_name])
+        return _command(cmd_name)
 
 
 def invoke(name: str, arguments: Sequence[str]) -> None:
     """Runs a command as the command line would, but lets its errors through."""
-    announced = _announced()
-    if name not in announced:
-        raise unknown("command", name, announced)
-    _load(announced[name]).main(list(arguments), prog_name=f"twice {name}", standalone_mode=False)
+    _command(name).main(list(arguments), prog_name=f"twice {name}", standalone_mode=False)
 
 
 def _announced() -> dict[str, importlib.metadata.EntryPoint]:
     return {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
+
+
+def _command(name: str) -> Any:
+    announced = _announced()
+    if name not in announced:
+        raise unknown("command", name, announced)
+    return _load(announced[name])
 
 
 def _load(entry: importlib.metadata.EntryPoint) -> Any:
@@ -71,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs `twice` and exits: 0 done, 1 failed, 2 wrong usage."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     debug = "--debug" in given
+    if not debug:
+        warnings.formatwarning = _warning_line
     app = typer.Typer(cls=Commands, add_completion=False, rich_markup_mode=None)
     app.callback()(_root)
     sys.exit(run(typer.main.get_command(app), [word for word in given if word != "--debug"], debug))
@@ -98,8 +102,13 @@ def run(command: Any, arguments: Sequence[str], debug: bool = False) -> int:
         return _failed(f"{type(error).__name__}: {error}", 1, debug)
 
 
+def _warning_line(message: Warning | str, *_: Any, **__: Any) -> str:
+    """A warning as one sentence, without the line of code that gave it."""
+    return f"twice: {' '.join(str(message).split())}\n"
+
+
 def _failed(message: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print(f"twice: {message}", file=sys.stderr)
+    print(f"twice: {' '.join(message.split())}", file=sys.stderr)
     return code

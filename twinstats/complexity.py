@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import chdtrc, ndtri, stdtrit
 
-from twinstats._numbers import Numbers
+from twinstats._numbers import Numbers, first_where
 from twinstats._regime import Regime, column, regime, same_length
 from twinstats.results import Result, show, show_interval
 
@@ -99,10 +99,10 @@ def fit_exponent(
     known = np.zeros(len(x)) if offset is None else column("offset", offset)
     same_length("offset", known, len(x))
     keep = (x > 0) & (y > 0)
-    if errors is not None and not np.all((errors[keep] > 0) & np.isfinite(errors[keep])):
-        raise ValueError(f"`stderr` must be positive and finite, got {errors[keep]}.")
-    if not np.all(np.isfinite(known[keep])):
-        raise ValueError(f"`offset` must be finite, got {known[keep]}.")
+    if errors is not None and np.any(wrong := keep & ~((errors > 0) & np.isfinite(errors))):
+        raise ValueError(f"`stderr` must be positive and finite, got {first_where(errors, wrong)}.")
+    if np.any(wrong := keep & ~np.isfinite(known)):
+        raise ValueError(f"`offset` must be finite, got {first_where(known, wrong)}.")
     log_pairs = np.log(y[keep]) - known[keep]
     return _fit(
         np.log(x[keep]),
@@ -117,11 +117,13 @@ def _censoring(censored: Numbers | None, length: int) -> list[str]:
     if censored is None:
         return []
     share = same_length("censored", column("censored", censored), length)
-    if not np.all((share >= 0) & (share <= 1)):
-        raise ValueError(f"`censored` must be true, false or a share in [0, 1], got {share}.")
+    if np.any(wrong := ~((share >= 0) & (share <= 1))):
+        raise ValueError(
+            f"`censored` must be true, false or a share in [0, 1], got {first_where(share, wrong)}."
+        )
     if np.any(share >= 0.5):
         raise ValueError(
-            f"`censored` must be below half in every row: rows {np.flatnonzero(share >= 0.5)} hit "
+            f"`censored` must be below half in every row: {np.count_nonzero(share >= 0.5)} hit "
             "their cap, and neither the cap nor leaving them out gives the true slope. Raise the "
             "cap, or fit larger effects only and say so."
         )

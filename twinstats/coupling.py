@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from twinstats._numbers import Number, Numbers
+from twinstats._numbers import Number, Numbers, float_array
 from twinstats.errors import unknown
 from twinstats.noise import NoiseKey, gumbel, uniform
 
@@ -151,7 +151,8 @@ def posterior_gumbel(
     ids = np.arange(len(scaled))
     derived = dataclasses.replace(key, purpose=key.purpose + "~posterior")
     peak = float(scaled.max())
-    total = peak + math.log(float(np.exp(scaled - peak).sum()))
+    with np.errstate(over="ignore"):
+        total = peak + math.log(float(np.exp(scaled - peak).sum()))
     winner = total - math.log(-math.log(float(uniform(derived, position, _TOTAL_LANE))))
     noise = -np.log(np.exp(scaled - winner) - np.log(uniform(derived, position, ids)))
     truncated = scaled == -math.inf
@@ -169,7 +170,7 @@ def _distributions(p: Numbers, q: Numbers) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _distribution(name: str, values: Numbers) -> np.ndarray:
-    array = np.asarray(values, np.float64)
+    array = float_array(name, values)
     if array.ndim != 1 or not np.all((array >= 0) & np.isfinite(array)):
         raise ValueError(f"`{name}` must be a list of probabilities, finite and at least 0.")
     total = math.fsum(array)
@@ -205,11 +206,9 @@ def _rest(p_K: np.ndarray, q_K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _by_ratio(p_K: np.ndarray, q_K: np.ndarray) -> np.ndarray:
     """Categories by rising q/p; those of no mass in either world first, where they do nothing."""
-    with np.errstate(divide="ignore"):
-        log_p, log_q = np.log(p_K), np.log(q_K)
-    ratio = np.where(
-        (p_K == 0) & (q_K == 0), -math.inf, log_q - np.where(p_K > 0, log_p, -math.inf)
-    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.log(q_K) - np.log(p_K)
+    ratio[(p_K == 0) & (q_K == 0)] = -math.inf
     return np.argsort(ratio, kind="stable")
 
 
@@ -235,7 +234,7 @@ def _gumbel_changes(p_K: np.ndarray, q_K: np.ndarray) -> np.ndarray:
 def _scaled_logits(logits: Numbers, temperature: Number) -> np.ndarray:
     if not (temperature > 0 and math.isfinite(temperature)):
         raise ValueError(f"`temperature` must be positive and finite, got {temperature}.")
-    given = np.asarray(logits, np.float64)
+    given = float_array("logits", logits)
     if given.ndim != 1 or not len(given):
         raise ValueError(f"`logits` must be a list, one a token id, got shape {given.shape}.")
     with np.errstate(over="ignore"):

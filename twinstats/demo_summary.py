@@ -12,6 +12,7 @@ import polars as pl
 from rich.console import Console
 from rich.table import Table
 
+from twinstats.episodes import SLOTS_PER_PART
 from twinstats.logged_pairs import account, joined, null_floor
 from twinstats.pairs import paired
 from twinstats.records import read, read_run
@@ -19,7 +20,6 @@ from twinstats.results import show, show_interval
 
 Summary = dict[str, Any]
 
-SLOTS_PER_PART = 64
 _WIDTH = 120  # columns of the closing table where there is no terminal to ask
 
 

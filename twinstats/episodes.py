@@ -29,6 +29,9 @@ class Luck(Enum):
 RESAMPLE, KEEP, DIFFERENT = Action.RESAMPLE, Action.KEEP, Action.DIFFERENT
 SHARED, FRESH = Luck.SHARED, Luck.FRESH
 
+SLOTS_PER_PART = 64
+"""Where a task has several parts, a turn's slot is 64 * part + turn within the part."""
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -109,11 +112,6 @@ class Episode:
     def name(self) -> str:
         """`step/row`, then the path: unique within a run."""
         return f"{self.step}/{self.row}" + (f"/{self.path}" if self.path else "")
-
-    @property
-    def factual(self) -> "Episode":
-        """The factual at the root of the forks that lead here."""
-        return self if self.fork is None else self.fork.episode.factual
 
     def slot(self, turn: int) -> int:
         """What the noise key calls a turn."""

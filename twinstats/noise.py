@@ -51,12 +51,15 @@ class NoiseKey:
     purpose: str = "sample"
 
     def __post_init__(self) -> None:
+        for name in ("seed", "step"):
+            if not isinstance(getattr(self, name), (int, np.integer)):
+                raise ValueError(f"`{name}` must be a whole number, got {getattr(self, name)!r}.")
         for name, bits in (("row", 32), ("turn", 16), ("luck", 16)):
             value = getattr(self, name)
-            if not 0 <= value < 2**bits:
-                raise ValueError(f"`{name}` must be in [0, 2**{bits}), got {value}.")
-        if not self.purpose:
-            raise ValueError("`purpose` must not be empty.")
+            if not (isinstance(value, (int, np.integer)) and 0 <= value < 2**bits):
+                raise ValueError(f"`{name}` must be in [0, 2**{bits}) and whole, got {value!r}.")
+        if not (isinstance(self.purpose, str) and self.purpose):
+            raise ValueError(f"`purpose` must not be empty, and text, got {self.purpose!r}.")
 
 
 @functools.lru_cache(maxsize=65536)
@@ -112,12 +115,6 @@ class KeyColumns:
         """The four Philox words at `lane` and `position`, which broadcast with the keys."""
         return philox4x32((lane, position, self.turn_luck, self.row), self.words)
 
-    def column(self) -> "KeyColumns":
-        """The same keys with a trailing axis, to broadcast against lanes."""
-        k0, k1 = self.words
-        words = (k0[:, None], k1[:, None])
-        return KeyColumns(words, self.turn_luck[:, None], self.row[:, None])
-
 
 def generator(seed: int, purpose: str, step: int = 0) -> np.random.Generator:
     """A NumPy generator whose stream is named by (seed, step, purpose).
@@ -169,9 +166,9 @@ def gumbel(key: NoiseKey, position: int, ids: np.ndarray | Sequence[int]) -> np.
     >>> gumbel(NoiseKey(7, 3, 5, 2), 11, [0, 255]).round(6).tolist()
     [1.02062, -0.102896]
     """
-    tokens = np.asarray(ids, np.int64)
     _check_word("position", position)
-    _check_word("ids", tokens)
+    _check_word("ids", ids)
+    tokens = np.asarray(ids, np.int64)
     flat = tokens.reshape(-1)
     index = np.zeros(len(flat), np.intp)
     keys, at = KeyColumns.of([key]), np.array([position], np.uint64)
@@ -182,6 +179,8 @@ def gumbel(key: NoiseKey, position: int, ids: np.ndarray | Sequence[int]) -> np.
 def _check_word(name: str, values: np.ndarray | Sequence[int] | int) -> None:
     """Counters have 32 bits; a number outside them would wrap onto another's noise."""
     array = np.asarray(values)
+    if array.size and array.dtype.kind not in "iu":
+        raise ValueError(f"`{name}` must hold whole numbers, got {array.dtype}.")
     if array.size and not (array.min() >= 0 and array.max() < 2**32):
         raise ValueError(f"`{name}` must be in [0, 2**32), got {array.min()} to {array.max()}.")
 
@@ -372,7 +371,8 @@ def truncate(
     kept = np.ones(ranked.shape, bool)
     if top_k:
         kept[..., top_k:] = False
-    weight = np.where(kept, np.exp((ranked - ranked[..., :1]) / temperature), 0.0)
+    with np.errstate(over="ignore"):
+        weight = np.where(kept, np.exp((ranked - ranked[..., :1]) / temperature), 0.0)
     mass = np.cumsum(weight, axis=-1) / weight.sum(axis=-1, keepdims=True)
     # A token stays while the mass before it is short of top_p; 1e-12 forgives rounding of sums.
     kept[..., 1:] &= (mass[..., :-1] < top_p - 1e-12) | (top_p == 1)

@@ -10,24 +10,16 @@ from typing import Any
 import numpy as np
 
 from twinstats._clustered_mean import scaled
-from twinstats._moments import pair_moments
-from twinstats._outcomes import Number, Pairs, read_pairs
+from twinstats._numbers import Number
+from twinstats._outcomes import FEW_CLUSTERS
 from twinstats._paired_intervals import INTERVALS, interval
-from twinstats._paired_sample import (
-    Sample,
-    check_population,
-    missing_bounds,
-    need_counts,
-    sample_of,
-    weight_array,
-)
+from twinstats._paired_sample import Sample, evidence_of, need_counts
 from twinstats._paired_tests import mcnemar_pvalue, signflip_pvalue, t_pvalue, tango_pvalue
 from twinstats.errors import unknown
 from twinstats.results import Result, show, show_interval
 
 TESTS = ("auto", "exact", "midp", "tango", "t", "signflip")
 ALTERNATIVES = ("two-sided", "greater", "less")
-FEW_CLUSTERS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +80,14 @@ class PairedResult(Result):
 
         Raises:
             ValueError: An unknown method, or one that does not fit the data.
+
+        Source: Tango 1998 (score); Bonett and Price 2012; Efron 1987 (bca); Waudby-Smith and
+        Ramdas, arXiv 2010.09686 (anytime).
         """
         if not 0 < confidence < 1:
             raise ValueError(f"`confidence` must be in (0, 1), got {confidence}.")
         if method not in INTERVALS:
-            raise unknown("`method`", method, INTERVALS)
+            raise unknown("method", method, INTERVALS)
         return interval(self._sample, method, confidence=float(confidence), seed=seed)
 
     def __str__(self) -> str:
@@ -169,19 +164,14 @@ def paired(
     _check_options(test, alternative, margin)
     margin = float(margin)
     population = None if population is None else float(population)
-    pairs = read_pairs(factual, twin, cluster)
-    weight = None if weights is None else weight_array(weights, pairs)
-    check_population(population, pairs)
-    sample = sample_of(pairs, weight, population)
-    method = _test_name(test, sample, pairs, margin)
+    evidence = evidence_of(factual, twin, cluster, weights, population)
+    sample, moments = evidence.sample, evidence.moments
+    method = _test_name(test, sample, evidence.has_clusters, margin)
     pvalue = _pvalue(test, method, sample, alternative, margin)
-    kept = np.ones(sample.counts[2]) if weight is None else weight[pairs.valid]
-    moments = pair_moments(pairs, kept)
-    bounds, missing_warnings = missing_bounds(pairs, weight, population)
     higher, lower, total = sample.counts
     mean, exponent = sample.mean, sample.differences.exponent
     stderr = None if mean is None or mean.stderr is None else scaled(mean.stderr, exponent)
-    doubts = _doubts(sample, method, pvalue, pairs) + moments.undefined() + missing_warnings
+    doubts = _doubts(sample, method, pvalue, evidence.has_clusters) + evidence.doubts
     return PairedResult(
         estimate=None if mean is None else scaled(mean.estimate, exponent),
         stderr=stderr,
@@ -194,8 +184,8 @@ def paired(
         rho_eff=moments.rho_eff,
         pvalue=pvalue,
         method=method,
-        num_missing=pairs.num_missing,
-        missing_bounds=bounds,
+        num_missing=evidence.num_missing,
+        missing_bounds=evidence.bounds,
         warnings=tuple(doubts),
         _hypothesis=(alternative, margin),
         _sample=sample,
@@ -204,18 +194,18 @@ def paired(
 
 def _check_options(test: str, alternative: str, margin: Number) -> None:
     if test not in TESTS:
-        raise unknown("`test`", test, TESTS)
+        raise unknown("test", test, TESTS)
     if alternative not in ALTERNATIVES:
-        raise unknown("`alternative`", alternative, ALTERNATIVES)
+        raise unknown("alternative", alternative, ALTERNATIVES)
     if not np.isfinite(margin):
         raise ValueError(f"`margin` must be finite, got {margin}.")
 
 
-def _test_name(test: str, sample: Sample, pairs: Pairs, margin: float) -> str:
+def _test_name(test: str, sample: Sample, has_clusters: bool, margin: float) -> str:
     if test == "auto":
         if sample.is_counted:
             return "exact" if margin == 0 else _tango_at(margin)
-        few = pairs.has_clusters and 1 < sample.differences.num_clusters < FEW_CLUSTERS
+        few = has_clusters and 1 < sample.differences.num_clusters < FEW_CLUSTERS
         return "signflip" if few else "t"
     if sample.mean is not None:
         need_counts("test", test, sample)
@@ -255,7 +245,7 @@ def _pvalue(
     return t_pvalue(statistic, sample.differences.num_clusters - 1, alternative)
 
 
-def _doubts(sample: Sample, method: str, pvalue: float | None, pairs: Pairs) -> list[str]:
+def _doubts(sample: Sample, method: str, pvalue: float | None, has_clusters: bool) -> list[str]:
     """Warnings about the estimate and its test."""
     mean, num_clusters = sample.mean, sample.differences.num_clusters
     if mean is None:
@@ -274,6 +264,6 @@ def _doubts(sample: Sample, method: str, pvalue: float | None, pairs: Pairs) -> 
     if method == "signflip" and num_clusters < 6 and pvalue is not None:
         least = show(2.0 ** (1 - num_clusters))
         doubts.append(f"few_clusters: two-sided p cannot be below {least}, 2**(1 - clusters).")
-    elif method == "t" and pairs.has_clusters and 1 < num_clusters < FEW_CLUSTERS:
+    elif method == "t" and has_clusters and 1 < num_clusters < FEW_CLUSTERS:
         doubts.append(f"few_clusters: {num_clusters} clusters make a CR1 standard error too small.")
     return doubts

@@ -46,10 +46,14 @@ def pairs_needed(
 
     Power of the sign tests goes up and down with n: the answer is the smallest n that reaches
     `power`, and a few larger ones may miss it by little. They are summed exactly while up to
-    10,000 discordant pairs are expected; beyond, Connor's form with a continuity correction of one
-    pair (none for mid-p) takes over, so effects of 1e-6 are no trouble.
+    1,000,000 discordant pairs are expected; beyond, Connor's form with a continuity correction of
+    one pair (none for mid-p) takes over, so effects of 1e-6 are no trouble.
 
     Clusters multiply the number by 1 + (cluster_size - 1) icc; "t" loses degrees of freedom too.
+
+    Assumption: clusters are independent and of one size; for "t", differences are normal.
+    Degenerate: discordance = |effect|, where every difference points one way, is allowed; Connor's
+    and Wald's forms then have no variance at effect 1.
 
     >>> pairs_needed(0.2, discordance=0.3)
     61
@@ -105,8 +109,8 @@ def paired_power(
 ) -> float:
     """The probability to reject with `num_pairs` pairs, both tails of a two-sided test counted.
 
-    Formulas, approximations and options as in `pairs_needed`. At effect 0 it is the size of the
-    test; in the direction against a one-sided alternative it is below that.
+    Formulas, approximations, assumptions and options as in `pairs_needed`. At effect 0 it is the
+    size of the test; in the direction against a one-sided alternative it is below that.
 
     >>> round(paired_power(0.2, 40, discordance=0.3), 6)
     0.567379
@@ -128,9 +132,11 @@ def paired_power(
 
     Raises:
         ValueError: Input out of its range; the message has the feasible range.
+
+    Source: Connor 1987, Biometrics 43:207 (normal form).
     """
     design = checked_design(discordance, sd, rho, alpha, test, alternative, cluster_size, icc)
-    return design.power(checked_pairs(num_pairs), design.oriented(effect))
+    return min(1.0, design.power(checked_pairs(num_pairs), design.oriented(effect)))
 
 
 def detectable_effect(
@@ -148,7 +154,8 @@ def detectable_effect(
 ) -> float:
     """The smallest effect that `num_pairs` pairs find with the power asked for.
 
-    Discordance is held fixed while the effect varies. Negative for alternative "less", else
+    The root of paired_power(effect) = power, with the assumptions of `pairs_needed`. Discordance
+    is held fixed while the effect varies. Negative for alternative "less", else
     positive; 0 where the level alone reaches the power.
 
     >>> round(detectable_effect(61, discordance=0.3), 4)
@@ -171,6 +178,8 @@ def detectable_effect(
 
     Raises:
         ValueError: Even the largest possible effect has less power, or input out of its range.
+
+    Source: Connor 1987, Biometrics 43:207 (normal form).
     """
     design = checked_design(discordance, sd, rho, alpha, test, alternative, cluster_size, icc)
     wanted = checked_power(power)

@@ -21,93 +21,11 @@ import polars as pl
 
 from twinstats.errors import UsageError
 from twinstats.results import json_value
+from twinstats.tables import SCHEMA_VERSION, SCHEMAS
 
-SCHEMA_VERSION = 1
 NOISE_LAYOUT = "philox4x32-10/block256/u52"
+_SHOWN = 16  # changed fields that a refusal names
 _PACKAGES = ("twinstats", "numpy", "scipy", "polars", "torch", "transformers")
-
-_TEXT, _INT, _REAL, _BOOL = pl.String, pl.Int64, pl.Float64, pl.Boolean
-
-SCHEMAS: dict[str, dict[str, Any]] = {
-    "metrics": {"step": _INT, "name": _TEXT, "value": _REAL, "reason": _TEXT},
-    "episodes": {
-        "step": _INT,
-        "episode": _TEXT,
-        "parent": _TEXT,
-        "task": _TEXT,
-        "row": _INT,
-        "purpose": _TEXT,
-        "fork_turn": _INT,
-        "action": _TEXT,
-        "luck": _TEXT,
-        "alternative": _INT,
-        "outcome": _REAL,
-        "success": _BOOL,
-        "terminated": _BOOL,
-        "truncated": _BOOL,
-        "num_turns": _INT,
-        "sampled": _INT,
-        "reason": _TEXT,
-    },
-    "turns": {
-        "step": _INT,
-        "episode": _TEXT,
-        "turn": _INT,
-        "slot": _INT,
-        "num_tokens": _INT,
-        "logprob": _REAL,
-        "entropy": _REAL,
-        "reward": _REAL,
-        "state_class": _TEXT,
-    },
-    "pairs": {
-        "step": _INT,
-        "kind": _TEXT,
-        "factual": _TEXT,
-        "twin": _TEXT,
-        "task": _TEXT,
-        "turn": _INT,
-        "slot": _INT,
-        "alternative": _INT,
-        "factual_outcome": _REAL,
-        "twin_outcome": _REAL,
-        "equal": _BOOL,
-        "same_tokens": _BOOL,
-        "sampled": _INT,
-        "reason": _TEXT,
-    },
-    "allocations": {
-        "step": _INT,
-        "factual": _TEXT,
-        "turn": _INT,
-        "slot": _INT,
-        "expected": _REAL,
-        "count": _INT,
-        "predicted_discordance": _REAL,
-        "predicted_tail_tokens": _REAL,
-        "price": _REAL,
-    },
-    "credit": {
-        "step": _INT,
-        "method": _TEXT,
-        "episode": _TEXT,
-        "turn": _INT,
-        "value": _REAL,
-        "share": _REAL,
-        "truth": _REAL,
-    },
-    "texts": {
-        "step": _INT,
-        "episode": _TEXT,
-        "turn": _INT,
-        "role": _TEXT,
-        "text": _TEXT,
-    },
-}
-"""Columns of the tables that all commands share. Other tables (one a study) bring their own.
-
-`pairs.kind` is "twin" (shared luck), "control" (fresh luck), "draw" (numbered) or "null" (kept).
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +45,16 @@ class Run:
         unless the row brought a reason.
 
         Raises:
-            ValueError: A name that is no identifier, a column the table does not have, or a step
-                that was written before.
+            ValueError: A name that is no identifier, a column the table does not have, a value
+                that is not of its column's type, or a step below 0 or written before.
         """
         if not rows:
             return
         if not re.fullmatch(r"[a-z][a-z0-9_]*", table):
             raise ValueError(f"`table` must be lower-case letters, digits and _, got {table!r}.")
-        part = self.path / table / f"step-{step:08d}.parquet"
+        if not isinstance(step, int) or step < 0:
+            raise ValueError(f"`step` must be a whole number of at least 0, got {step!r}.")
+        part = self.part(table, step)
         if part.exists():
             raise ValueError(f"`step` {step} of table {table!r} is already written in {part}.")
         frame = _frame(table, step, rows)
@@ -143,6 +63,10 @@ class Run:
         temporary = part.with_suffix(f".{os.getpid()}.tmp")
         frame.write_parquet(temporary, metadata=content)
         _publish(temporary, part)
+
+    def part(self, table: str, step: int) -> Path:
+        """The file that holds the rows of a step, written or not."""
+        return self.path / table / f"step-{step:08d}.parquet"
 
     def rewind(self, last_step: int) -> int:
         """Removes what was written after `last_step`, so that it can be written again.
@@ -179,7 +103,6 @@ def create_run(
     """
     folder = Path(path)
     refuse_existing(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     description = {
         "schema": SCHEMA_VERSION,
         "command": command,
@@ -191,18 +114,19 @@ def create_run(
         "started": started,
         "finished": None,
     }
+    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "run.json", description)
     return Run(folder)
 
 
-def refuse_existing(folder: Path) -> None:
-    """Does nothing for a folder that a run can be written to.
+def refuse_existing(folder: Path, *, remedy: str = "name another folder, or give --resume") -> None:
+    """Does nothing for a folder that is not there or is empty.
 
     Raises:
         UsageError: It holds something already, or is a file.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} already exists: name another folder, or give --resume.")
+        raise UsageError(f"{folder} already exists: {remedy}.")
 
 
 def reopen_run(path: Path | str, configuration: Mapping[str, Any]) -> Run:
@@ -218,8 +142,11 @@ def reopen_run(path: Path | str, configuration: Mapping[str, Any]) -> Run:
         name for name in before.keys() | now.keys() if before.get(name) != now.get(name)
     )
     if changed:
-        listed = ", ".join(f"{name} ({before.get(name)} -> {now.get(name)})" for name in changed)
+        listed = ", ".join(f"{k} ({before.get(k)} -> {now.get(k)})" for k in changed[:_SHOWN])
+        listed += f", {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
         raise UsageError(f"{folder} was made with another configuration: {listed}.")
+    for left in folder.glob("*/*.tmp"):  # of a writer that was killed
+        left.unlink()
     return Run(folder)
 
 
@@ -243,10 +170,14 @@ def read_run(path: Path | str) -> dict[str, Any]:
         raise UsageError(f"{Path(path)} is no run: it has no run.json.")
     try:
         description = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"{file} is not readable JSON: {error}.") from error
-    _check_schema(int(description["schema"]), file)
-    return dict(description)
+    content = description if isinstance(description, dict) else {}
+    if isinstance(content.get("schema"), int):
+        _check_schema(content["schema"], file)
+        if isinstance(content.get("configuration"), dict):
+            return content
+    raise UsageError(f"{file} must hold an object with `schema` and `configuration`.")
 
 
 def read(runs: Path | str | Sequence[Path | str], table: str) -> pl.LazyFrame:
@@ -266,11 +197,11 @@ def read(runs: Path | str | Sequence[Path | str], table: str) -> pl.LazyFrame:
     for folder in folders:
         read_run(folder)
         label = folder.name if names.count(folder.name) == 1 else str(folder)
-        for part in sorted((folder / table).glob("step-*.parquet")):
-            if _readable(part):
+        for part in parts(folder, table):
+            if is_whole(part):
                 frames.append(pl.scan_parquet(part).with_columns(run=pl.lit(label)))
     if not frames:
-        have = sorted({part.parent.name for folder in folders for part in _all_parts(folder)})
+        have = sorted({name for folder in folders for name in tables(folder)})
         where = ", ".join(str(folder) for folder in folders)
         raise UsageError(f"No table {table!r} in {where}; there are: {', '.join(have) or 'none'}.")
     return pl.concat(frames, how="diagonal_relaxed")
@@ -281,28 +212,34 @@ def parts(run: Path | str, table: str) -> list[Path]:
     return sorted((Path(run) / table).glob("step-*.parquet"))
 
 
+def tables(run: Path | str) -> list[str]:
+    """Names of the tables that hold a part, in alphabetical order."""
+    return sorted({part.parent.name for part in _all_parts(Path(run))})
+
+
 def metric_rows(step: int, values: Mapping[str, float | int | None]) -> list[dict[str, Any]]:
     """Rows of the table `metrics`: one a name, a slash path whose last part has the unit."""
     return [{"step": step, "name": name, "value": value} for name, value in values.items()]
 
 
 def _frame(table: str, step: int, rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
+    made = [_clean({**row, "step": step}) for row in rows]
     schema = SCHEMAS.get(table)
     if schema is None:
-        return pl.DataFrame(
-            [_clean(row | {"step": step}) for row in map(dict, rows)], infer_schema_length=None
-        )
+        return pl.DataFrame(made, infer_schema_length=None)
     extra = sorted({name for row in rows for name in row} - schema.keys())
     if extra:
         raise ValueError(
             f"Table {table!r} has no column {', '.join(extra)}; it has {list(schema)}."
         )
-    made = [_clean({**row, "step": step}) for row in rows]
     if table == "metrics":
         made = [
             clean | {"reason": _reason(row, clean)} for row, clean in zip(rows, made, strict=True)
         ]
-    return pl.DataFrame(made, schema=schema)
+    try:
+        return pl.DataFrame(made, schema=schema)
+    except (pl.exceptions.PolarsError, TypeError) as error:
+        raise ValueError(f"Table {table!r} has columns {schema}: {error}") from error
 
 
 def _clean(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -319,14 +256,18 @@ def _reason(row: Mapping[str, Any], clean: Mapping[str, Any]) -> str | None:
 
 def _publish(temporary: Path, target: Path) -> None:
     """Syncs a finished file and gives it its name: after a crash it is whole or not there."""
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
+    sync(temporary)
     os.replace(temporary, target)
-    folder = os.open(target.parent, os.O_RDONLY)
+    sync(target.parent)
+
+
+def sync(path: Path) -> None:
+    """Sees a file's contents, or a folder's names, onto the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -345,9 +286,15 @@ def _step_of(part: Path) -> int:
     return int(part.stem.removeprefix("step-"))
 
 
-def _readable(part: Path) -> bool:
+def is_whole(part: Path) -> bool:
+    """Whether all of a part can be read, its pages too; a warning names one that cannot.
+
+    Raises:
+        UsageError: A part of a newer schema.
+    """
     try:
         content = pl.read_parquet_metadata(part)
+        pl.read_parquet(part)
     except (pl.exceptions.PolarsError, OSError) as error:
         warnings.warn(f"{part} cannot be read and is left out: {error}.", stacklevel=3)
         return False

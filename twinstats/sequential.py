@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import betaln, expit, roots_legendre
 
-from twinstats._numbers import Number, Numbers
+from twinstats._numbers import Number, Numbers, first_where, float_array
 
 _NODES = 1024
 _CHUNK = 512
@@ -38,10 +38,12 @@ def log_wealth(wins: Numbers, losses: Numbers) -> np.ndarray:
     Raises:
         ValueError: A negative or undefined count.
     """
-    b, c = np.asarray(wins, np.float64), np.asarray(losses, np.float64)
+    b, c = float_array("wins", wins), float_array("losses", losses)
     for name, count in (("wins", b), ("losses", c)):
-        if not np.all((count >= 0) & np.isfinite(count)):
-            raise ValueError(f"`{name}` must hold counts of at least 0, got {count}.")
+        if np.any(wrong := ~((count >= 0) & np.isfinite(count))):
+            raise ValueError(
+                f"`{name}` must hold counts of at least 0, got {first_where(count, wrong)}."
+            )
     return np.asarray((b + c) * math.log(2.0) + betaln(b + 1.0, c + 1.0))
 
 
@@ -260,11 +262,16 @@ class _Edge:
 
 
 def _differences(difference: Numbers) -> np.ndarray:
-    values = np.asarray(difference, np.float64).reshape(-1)
+    values = float_array("difference", difference)
+    if values.ndim > 1:
+        raise ValueError(
+            f"`difference` must be one number or a list of them, got shape {values.shape}."
+        )
+    values = values.reshape(-1)
     if not np.all(np.abs(values) <= 1.0 + _ROUNDING):
         wrong = values[~(np.abs(values) <= 1.0 + _ROUNDING)][0]
         raise ValueError(f"`difference` must lie in [-1, 1], got {wrong}.")
-    return np.clip(values, -1.0, 1.0)
+    return np.asarray(np.clip(values, -1.0, 1.0))
 
 
 def _log(value: float) -> float:

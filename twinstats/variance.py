@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from twinstats._outcomes import Number, read_pairs
+from twinstats._numbers import Number
+from twinstats._outcomes import read_pairs
 from twinstats._variance_columns import fork_codes, luck_columns
 from twinstats._variance_parts import (
     Interval,

@@ -154,7 +154,7 @@ def _draw_chain(panel: Axes, rows: pl.DataFrame) -> None:
 def _draw_gain(panel: Axes, rows: pl.DataFrame) -> None:
     """The gain of training runs by the slot forked at: raw beside deduplicated."""
     slots = rows["place"].unique().sort().to_list()
-    in_parts = any(slot >= coupling.PART_SIZE for slot in slots)
+    in_parts = coupling.has_parts(slots)
     labels = rows["label"].unique(maintain_order=True).to_list()
     looks = style.looks(rows["series"].unique().to_list(), first=("dedup",))
     groups = list(rows.group_by("label", "series", maintain_order=True))

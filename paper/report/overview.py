@@ -155,7 +155,7 @@ def _by_turn(pairs: pl.DataFrame | None) -> Table | None:
         return None
     twins = logged_pairs.joined(pairs).sort("slot")
     slots = twins["slot"].unique().sort().to_list()
-    in_parts = any(slot >= coupling.PART_SIZE for slot in slots)
+    in_parts = coupling.has_parts(slots)
     rows = [
         (coupling.slot_name(slot, in_parts), *coupling_cells(twins.filter(pl.col("slot") == slot)))
         for slot in slots
@@ -200,9 +200,8 @@ def _last_metrics(metrics: pl.DataFrame | None) -> Table | None:
 
 
 def _logged(run: Path) -> Table:
-    tables = sorted({part.parent.name for part in run.glob("*/step-*.parquet")})
     rows = []
-    for name in tables:
+    for name in records.tables(run):
         frame = logs.read([run], name)
         num_rows = 0 if frame is None else len(frame)
         rows.append((name, f"{num_rows:,}", str(len(logs.readable_parts(run, name)))))

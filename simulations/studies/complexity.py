@@ -22,13 +22,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from simulations.worlds.bandit import REGIMES, BanditSetting, pair_law
+from simulations.worlds.bandit import REGIMES, BanditSetting, Regime, pair_law
 from twinstats.complexity import fit_exponent
 from twinstats.noise import generator
 from twinstats.power import pairs_needed
 from twinstats.sequential import log_wealth
 
 TABLE = "complexity"
+Curve = Regime | Literal["continuous"]
 _ALPHA = 0.05
 _CHUNK = 256
 
@@ -47,7 +48,7 @@ class Setting:
     """
 
     name: str
-    regime: str
+    regime: Curve
     coupling: Literal["shared", "fresh"]
     num_effects: int = 13
     num_runs: int = 400
@@ -60,7 +61,7 @@ class Setting:
 
 
 def _settings(**dials: Any) -> tuple[Setting, ...]:
-    regimes = (*REGIMES, "continuous")
+    regimes: tuple[Curve, ...] = (*REGIMES, "continuous")
     couplings: tuple[Literal["shared", "fresh"], ...] = ("shared", "fresh")
     return tuple(
         Setting(name=f"{regime}, {coupling}", regime=regime, coupling=coupling, **dials)
@@ -137,10 +138,10 @@ def stopping_pairs(
     return pairs
 
 
-def _world(regime: str, effect: float) -> BanditSetting:
+def _world(regime: Curve, effect: float) -> BanditSetting:
     if regime == "continuous":
         return BanditSetting(name=regime, effect=effect, spread=0.5)
-    return BanditSetting(name=regime, regime=regime, effect=effect)  # type: ignore[arg-type]
+    return BanditSetting(name=regime, regime=regime, effect=effect)
 
 
 def _power_reading(regime: str, effect: float, discordance: float, square: float) -> dict[str, Any]:

@@ -158,8 +158,10 @@ ENTRANTS: dict[str, Entrant] = {
 
 def run(setting: Setting, seed: int) -> list[dict[str, Any]]:
     """Every method at every value of its knob, on one seed."""
-    is_chain = isinstance(setting.world, ChainSetting)
-    world: Any = (Chain if is_chain else Bandit)(setting.world, seed=seed)  # type: ignore[arg-type]
+    dials = setting.world
+    world: Any = (
+        Chain(dials, seed=seed) if isinstance(dials, ChainSetting) else Bandit(dials, seed=seed)
+    )
     rows = []
     for name, entrant in ENTRANTS.items():
         extra = 2 if entrant.is_group else 1 if entrant.burns else 0
@@ -185,11 +187,10 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]
 
 
 def _known(setting: Setting, seed: int, name: str, knob: float) -> dict[str, Any]:
-    is_chain = isinstance(setting.world, ChainSetting)
     method = ENTRANTS[name].build(knob)
     return {
         "setting": setting.name,
-        "world": "chain" if is_chain else "bandit",
+        "world": "chain" if isinstance(setting.world, ChainSetting) else "bandit",
         "horizon": getattr(setting.world, "horizon", 1),
         "density": getattr(setting.world, "density", 1.0),
         "seed": seed,

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from simulations.worlds.checks import refuse_coupling
 from twinstats.episodes import DIFFERENT, KEEP, RESAMPLE, Episode, Fork, Task, Turn
 from twinstats.errors import unknown
 from twinstats.keys import FACTUAL, Stream, fork_streams
@@ -115,11 +116,10 @@ def pair_law(setting: BanditSetting, luck: Literal["shared", "fresh"] = "shared"
     first, second = (flip + (1 - 2 * flip) * p for p in (first, second))
     differ = 2 * flip * (1 - flip)
     discordance = differ + (1 - 2 * differ) * (p10 + p01)
-    if luck == "fresh":
-        covariance, discordance = 0.0, first + second - 2 * first * second
     extra = setting.spread**2
-    if extra and luck == "fresh":
-        discordance = 1.0
+    if luck == "fresh":
+        covariance = 0.0
+        discordance = 1.0 if extra else first + second - 2 * first * second
     return PairLaw(
         effect=setting.effect,
         discordance=discordance,
@@ -224,6 +224,7 @@ class Bandit:
         """The forked episodes, in the order asked."""
         if not forks:
             return []
+        refuse_coupling(forks)
         streams = [fork_streams(fork) for fork in forks]
         parents = [fork.episode for fork in forks]
         decisions = KeyColumns.of(

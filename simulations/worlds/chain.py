@@ -19,6 +19,7 @@ from simulations.worlds.chain_model import (
     log_policy,
     solve,
 )
+from simulations.worlds.checks import refuse_coupling
 from twinstats.episodes import DIFFERENT, KEEP, RESAMPLE, Episode, Fork, Task, Turn
 from twinstats.errors import unknown
 from twinstats.keys import FACTUAL, Stream, Streams, fork_streams
@@ -96,10 +97,10 @@ class Chain:
         ]
 
     def fork(self, forks: Sequence[Fork]) -> list[Episode]:
-        """The forked episodes, in the order asked; they differ from their parents' turns on."""
+        """The forked episodes, in the order asked; each has its parent's turns before its own."""
         if not forks:
             return []
-        _refuse_coupling(forks)
+        refuse_coupling(forks)
         streams = [fork_streams(fork) for fork in forks]
         turn = np.array([fork.turn for fork in forks])
         taken = np.array([fork.episode.info["index"][fork.turn] for fork in forks])
@@ -174,7 +175,7 @@ class Chain:
     ) -> np.ndarray:
         """The action at each fork's turn. DIFFERENT is exact: the parent's action cannot win."""
         action = parent.copy()
-        draws = np.array([fork.action in (RESAMPLE, DIFFERENT) for fork in forks])
+        draws = np.array([_is_sampled(fork) for fork in forks])
         for place in np.flatnonzero(~draws).tolist():
             if forks[place].action is not KEEP:
                 action[place] = self._named(forks[place].action)
@@ -321,9 +322,3 @@ def _at(keys: KeyColumns, turn: np.ndarray) -> KeyColumns:
 
 def _is_sampled(fork: Fork) -> bool:
     return fork.action in (RESAMPLE, DIFFERENT)
-
-
-def _refuse_coupling(forks: Sequence[Fork]) -> None:
-    for fork in forks:
-        if fork.coupling != "gumbel":
-            raise ValueError(f"`coupling` must be 'gumbel' in this world, got {fork.coupling!r}.")

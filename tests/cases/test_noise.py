@@ -133,6 +133,14 @@ def test_d08_keys_from_threads_are_unique_and_the_same():
     assert found == [float(uniform(key, 0)) for key in names]
 
 
+def test_d09_streams_have_no_state_that_a_checkpoint_could_lose():
+    """A stream is named, so after a restore each child is what it was: no counter to store."""
+    before = [generator(7, f"child/{number}").random() for number in range(2)]
+    generator(7, "child/0").random(1000)
+    assert [generator(7, f"child/{number}").random() for number in range(2)] == before
+    assert before[0] != before[1]
+
+
 def test_d10_workers_draw_what_one_worker_draws():
     names = [NoiseKey(1, 0, row, 0) for row in range(80)]
     positions = list(range(80))

@@ -7,8 +7,6 @@ import numpy as np
 
 from twinstats.records import Run, create_run, metric_rows
 
-PREFIXES = ["Find the currency of Chad's neighbours.", "Libya: see Dinar."]
-
 
 def train_run(
     folder: Path,

@@ -43,7 +43,7 @@ def test_one_seed_has_the_interval_of_its_questions(runs):
     assert after["high"] == pytest.approx(0.5 + 1.959964 * 0.03)
     outcomes = table.filter(kind="mean", measure="outcome")
     assert outcomes["low"].null_count() == len(outcomes) > 0
-    assert "rloo 3, vine 1. A series with fewer than three" in learning.caption(learning.table(runs))
+    assert "vine 1. A series with fewer than three" in learning.caption(learning.table(runs))
 
 
 def test_before_and_after_are_the_first_and_last_evaluation(runs):

@@ -96,9 +96,9 @@ def test_null_twins_are_counted_by_token_and_outcome():
     names = ["factual_outcome", "twin_outcome", "same_tokens"]
     pairs = pl.DataFrame(rows, schema=names, orient="row").with_columns(kind=pl.lit("null"))
     assert logged_pairs.null_floor(pairs) == {
-        "num_nulls": 3,
-        "token_disagreements": 2,
-        "outcome_disagreements": 1,
+        "num_nulls": 4,
+        "token_disagreements": 3,
+        "outcome_disagreements": 2,
     }
 
 

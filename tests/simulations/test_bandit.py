@@ -124,3 +124,10 @@ def test_credit_methods_run_and_are_unbiased(name):
         ]
     )
     assert abs(errors.mean()) < 4.5 * errors.std() / np.sqrt(len(errors))
+
+
+def test_another_coupling_is_refused():
+    world = Bandit(BanditSetting(name="coupling", effect=0.1), seed=1)
+    (episode,) = world.play([Task("t")], 1, 0)
+    with pytest.raises(ValueError, match="`coupling` must be 'gumbel'"):
+        world.fork([Fork(episode, 0, coupling="maximal")])

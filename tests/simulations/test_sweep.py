@@ -19,7 +19,7 @@ def tables(path):
 
 
 def played(names, out, **options):
-    given = {"which": "quick", "seed": 3, "workers": 1, "started": "then"} | options
+    given = {"which": "quick", "seed": 3, "workers": 1} | options
     return run_studies(names, out, **given)
 
 
@@ -39,20 +39,20 @@ def test_results_do_not_depend_on_the_number_of_workers(reference, tmp_path):
 def test_a_killed_sweep_goes_on_where_it_stopped(reference, tmp_path, monkeypatch):
     out, done = tmp_path / "run", []
 
-    def killed(task):
+    def killed(job):
         if len(done) == 3:
             raise KeyboardInterrupt
-        done.append(task)
-        return original(task)
+        done.append(job)
+        return original(job)
 
     original = sweep.play
     monkeypatch.setattr(sweep, "play", killed)
     with pytest.raises(KeyboardInterrupt):
         played(NAMES, out)
     assert len(parts(out, "variance")) == 3
-    monkeypatch.setattr(sweep, "play", lambda task: done.append(task) or original(task))
+    monkeypatch.setattr(sweep, "play", lambda job: done.append(job) or original(job))
     played(NAMES, out, resume=True)
-    total = sum(len(sweep.study_tasks(name, "quick", 3)) for name in NAMES)
+    total = sum(len(sweep.study_jobs(name, "quick", 3)) for name in NAMES)
     assert len(done) == total and len({(t.table, t.step) for t in done}) == total
     first, second = tables(reference), tables(out)
     for name in first:
@@ -80,14 +80,14 @@ def test_resume_refuses_another_configuration(reference):
 def test_run_json_says_what_was_played(reference):
     description = json.loads((reference / "run.json").read_text())
     assert description["command"] == "simulate variance complexity"
-    assert description["started"] == "then" and description["finished"]
+    assert description["started"] and description["finished"]
     assert description["configuration"]["which"] == "quick"
     assert set(description["configuration"]["studies"]) == set(NAMES)
 
 
 def test_seeds_of_two_runs_never_overlap():
-    first = {task.seed for task in sweep.study_tasks("unbiased", "full", 0)}
-    assert not first & {task.seed for task in sweep.study_tasks("unbiased", "full", 1)}
+    first = {job.seed for job in sweep.study_jobs("unbiased", "full", 0)}
+    assert not first & {job.seed for job in sweep.study_jobs("unbiased", "full", 1)}
 
 
 def test_settings_have_names_of_their_own():

@@ -151,7 +151,7 @@ def test_a_full_disk_leaves_every_earlier_checkpoint_as_it_was(tmp_path, monkeyp
     monkeypatch.setattr(module, "save_file", save_file)
     monkeypatch.setattr(module, "write_json", write_json)
     if call == "sync":
-        monkeypatch.setattr(module, "_sync", sync)
+        monkeypatch.setattr(module, "sync", sync)
     with pytest.raises(
         OSError, match=r"step-00000003 was not written \([\d,]+ bytes are free\).*No space"
     ):

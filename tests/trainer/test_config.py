@@ -129,3 +129,25 @@ def test_the_configuration_of_something_else_is_refused():
 def test_an_unknown_recipe_is_refused_with_the_nearest():
     with pytest.raises(UsageError, match="Unknown recipe 'dmo'. Did you mean 'demo'"):
         recipe("dmo")
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "model.layers=0",
+        "model.hidden=-1",
+        "warmup.observation_share=2",
+        "loss.clip_low=-1",
+        "optimizer.learning_rate=-1",
+        "optimizer.max_gradient_norm=0",
+        "warmup.steps=-1",
+    ],
+)
+def test_a_number_with_which_no_run_is_possible_is_refused(assignment):
+    with pytest.raises(UsageError, match=f"`{assignment.partition('=')[0]}` must be"):
+        changed(DEMO, [assignment])
+
+
+def test_a_configuration_of_another_shape_is_refused():
+    with pytest.raises(UsageError, match="must hold fields of ModelConfig, got 3"):
+        from_dict({"recipe": "demo", "model": 3})

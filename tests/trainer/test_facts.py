@@ -17,7 +17,7 @@ from trainer.tasks.demonstrations import (
     demonstrations,
     text_of,
 )
-from trainer.tasks.facts import SLOTS_PER_PART, SPECIAL_TOKENS, Facts, read_action, retriever
+from trainer.tasks.facts import SPECIAL_TOKENS, Facts, read_action, retriever
 from trainer.tasks.questions import (
     assert_disjoint,
     documents,
@@ -26,6 +26,7 @@ from trainer.tasks.questions import (
     split_questions,
 )
 from trainer.tasks.rows import one_part, parts, row_of
+from twinstats.episodes import SLOTS_PER_PART
 
 CHAD = ["TD/currency/city1", "TD/capital/name"]
 ROW = {
@@ -229,7 +230,7 @@ def test_stepping_after_the_end_and_bad_rows_are_refused():
 def test_the_registry_makes_environments_by_name():
     assert tasks.names() == ("facts",)
     assert isinstance(tasks.make("facts", mode="unicode"), Facts)
-    with pytest.raises(ValueError, match="`name` must be one of facts, got 'fact'"):
+    with pytest.raises(ValueError, match="Unknown task 'fact'. Did you mean 'facts'?"):
         tasks.make("fact")
 
 

@@ -285,7 +285,7 @@ def test_the_interval_does_not_depend_on_global_seeds_or_row_order():
     ("change", "message"),
     [
         ({"luck": [0] * 12}, "`luck` must differ within a fork"),
-        ({"luck": [0]}, "`luck` must have one entry a pair"),
+        ({"luck": [0]}, "`luck` must have one label a row: 12, got 1"),
         ({"twin": [0.0]}, "`twin` must have one entry a row"),
         ({"cluster": list(range(12))}, "`cluster` must be the same for all pairs of a fork"),
         ({"confidence": 1.0}, "`confidence` must lie in"),

@@ -38,7 +38,6 @@ def test_names_and_paths_tell_where_an_episode_comes_from():
     assert twin.name == "3/5/1.2.shared.resample"
     assert leaf.path == "1.2.shared.resample/3.0.4.7,8"
     assert leaf.name == "3/5/1.2.shared.resample/3.0.4.7,8"
-    assert leaf.factual is twin.factual is F.factual is F
 
 
 def test_actions_have_words():

@@ -479,3 +479,8 @@ def test_options_without_a_meaning_are_refused(options):
 def test_truncation_refuses_logits_without_a_law(bad):
     with pytest.raises(ValueError, match="`logits` must"):
         truncate(np.array(bad), top_p=0.9)
+
+
+def test_ids_that_are_not_whole_are_refused():
+    with pytest.raises(ValueError, match="`ids` must hold whole numbers"):
+        gumbel(KEY, 0, np.array([0.5]))

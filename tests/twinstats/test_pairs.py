@@ -326,7 +326,7 @@ def test_refusals(arguments, options, message):
     [
         ("tango", 0.95, "`method` 'tango' needs binary"),
         ("bonett-price", 0.95, "needs binary"),
-        ("wald", 0.95, "Unknown `method` 'wald'"),
+        ("wald", 0.95, "Unknown method 'wald'"),
         ("t", 1.0, "`confidence` must be in"),
         ("anytime", 0.95, r"differences in \[-1, 1\], got 1.5"),
     ],

@@ -302,3 +302,10 @@ def test_random_designs_against_a_scan_of_every_number():
         while paired_power(effect, n, **options) < target - 1e-12:
             n += 1
         assert found == n, options
+
+
+def test_numbers_whose_squares_leave_the_range_are_refused():
+    with pytest.raises(ValueError, match="`effect` must be 0 or at least"):
+        pairs_needed(1e-300, discordance=0.5)
+    with pytest.raises(ValueError, match="`sd` must be positive and at most"):
+        pairs_needed(0.1, sd=1e300)

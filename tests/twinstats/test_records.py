@@ -10,6 +10,7 @@ from twinstats.errors import UsageError
 from twinstats.records import (
     SCHEMA_VERSION,
     SCHEMAS,
+    Run,
     create_run,
     flatten,
     metric_rows,
@@ -227,3 +228,58 @@ def test_metrics_say_why_they_have_no_value(tmp_path):
         ("e", 2.0, None),
         ("f", None, "no pairs"),
     ]
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "null", '{"schema": "x"}', '{"schema": 1}'])
+def test_a_run_json_of_another_kind_is_refused(tmp_path, content):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(UsageError, match="must hold an object with `schema` and `configuration`"):
+        read_run(tmp_path)
+
+
+def test_a_part_with_damaged_pages_is_named_and_the_rest_read(tmp_path):
+    run = create_run(tmp_path / "run", command="x", configuration={}, seed=0, started="now")
+    for step in range(2):
+        run.write("metrics", step, metric_rows(step, {f"n{i}": i / 7 for i in range(500)}))
+    part = parts(run.path, "metrics")[0]
+    content = part.read_bytes()
+    middle = len(content) // 4
+    part.write_bytes(content[:middle] + b"\0" * middle + content[2 * middle :])
+    with pytest.warns(UserWarning, match="step-00000000.parquet cannot be read and is left out"):
+        assert read(run.path, "metrics").collect()["step"].unique().to_list() == [1]
+
+
+@pytest.mark.parametrize("step", [-1, -100])
+def test_a_step_that_is_no_number_of_steps_is_refused(tmp_path, step):
+    with pytest.raises(ValueError, match="`step` must be a whole number"):
+        Run(tmp_path).write("metrics", step, [{"name": "a", "value": 1.0}])
+
+
+def test_a_value_of_another_type_than_its_column_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="Table 'metrics' has columns"):
+        Run(tmp_path).write("metrics", 1, [{"name": "a", "value": "x"}])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_configuration_that_json_cannot_hold_leaves_no_folder(tmp_path):
+    with pytest.raises(TypeError, match="has no JSON form"):
+        create_run(
+            tmp_path / "run", command="x", configuration={"a": object()}, seed=0, started="now"
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_changed_configuration_is_named_in_few_words(tmp_path):
+    fields = {f"field{i}": i for i in range(20)}
+    create_run(tmp_path / "run", command="x", configuration=fields, seed=0, started="now")
+    with pytest.raises(UsageError, match=r"field0 \(0 -> None\).*, 4 more\.$"):
+        reopen_run(tmp_path / "run", {})
+
+
+def test_what_a_killed_writer_left_is_gone_once_the_run_goes_on(tmp_path):
+    run = create_run(tmp_path / "run", command="x", configuration={}, seed=0, started="now")
+    left = run.path / "metrics" / "step-00000000.7.tmp"
+    left.parent.mkdir()
+    left.write_bytes(b"half")
+    reopen_run(run.path, {})
+    assert not left.exists()

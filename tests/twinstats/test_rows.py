@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from twinstats.episodes import DIFFERENT, FRESH, KEEP, Credit, Episode, Fork, Task, Turn
-from twinstats.records import SCHEMAS, create_run, read
+from twinstats.records import create_run, read
 from twinstats.rows import (
     credit_rows,
     episode_rows,
@@ -12,6 +12,7 @@ from twinstats.rows import (
     pair_rows,
     turn_rows,
 )
+from twinstats.tables import SCHEMAS
 
 
 def episode(actions, outcome, *, fork=None, reason=None, slots=None):
@@ -140,7 +141,7 @@ def test_null_twins_that_disagree_are_counted_by_token_and_by_outcome():
         fork([1, 2, 3], None, action=KEEP),
     ]
     others = [TWIN, fork([1, 2, 4], 0.0, action=KEEP, luck=FRESH)]
-    assert null_disagreements(nulls + others) == (3, 2, 1)
+    assert null_disagreements(nulls + others) == (4, 3, 2)
     assert null_disagreements([]) == (0, 0, 0)
 
 

@@ -53,14 +53,8 @@ class HfEngine:
         self.encoded = 0
 
     @torch.inference_mode()
-    def run(
-        self,
-        sessions: Sequence[Session],
-        *,
-        temperature: float,
-        progress: Callable[[int], None] | None = None,
-    ) -> None:
-        """Plays all sessions to their ends; `progress` gets the number of finished ones."""
+    def run(self, sessions: Sequence[Session], *, temperature: float) -> None:
+        """Plays all sessions to their ends."""
         self._model.eval()
         queue = list(reversed(sessions))
         batch = _Batch(self._model, min(self._max_batch, len(queue)))
@@ -74,8 +68,6 @@ class HfEngine:
                     batch.seat(row, queue.pop())
                 else:
                     batch.leave(row)
-            if progress is not None and finished:
-                progress(len(finished))
             batch.compact()
 
     def _forward(self, batch: "_Batch", rows: list[int]) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.tasks.environment import Environment, Replay, Row, Step, ToolError, replay
 from trainer.tasks.facts import Facts
+from twinstats.errors import unknown
 
 ENVIRONMENTS: Mapping[str, type[Environment]] = MappingProxyType({"facts": Facts})
 
@@ -23,10 +24,10 @@ def make(name: str, **options: Any) -> Environment:
     """A new environment of the task `name`, for one episode at a time.
 
     Raises:
-        ValueError: No task has this name.
+        UsageError: No task has this name; the nearest one is named.
     """
     if name not in ENVIRONMENTS:
-        raise ValueError(f"`name` must be one of {', '.join(names())}, got {name!r}.")
+        raise unknown("task", name, ENVIRONMENTS)
     return ENVIRONMENTS[name](**options)
 
 

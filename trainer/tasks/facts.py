@@ -19,6 +19,7 @@ from trainer.tasks.environment import Row, Step
 from trainer.tasks.questions import documents
 from trainer.tasks.retriever import Document, Retriever
 from trainer.tasks.scoring import Mode, extract, extract_answer, score
+from twinstats.episodes import SLOTS_PER_PART
 
 SPECIAL_TOKENS = (
     "<question>",
@@ -32,7 +33,6 @@ SPECIAL_TOKENS = (
 )
 NOTHING_FOUND = "nothing found"
 ILLEGIBLE = "search or answer"
-SLOTS_PER_PART = 64
 Metric = Literal["exact_match", "f1"]
 METRICS: tuple[Metric, ...] = ("exact_match", "f1")
 

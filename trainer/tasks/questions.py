@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from hashlib import blake2b
 
 from trainer.tasks.countries import RELATIONS, Country, countries
 from trainer.tasks.retriever import Document, words
@@ -120,9 +119,8 @@ def assert_disjoint(asked: Sequence[Question]) -> None:
     """Check the split: no combination twice, one test entry for each fact with several.
 
     Raises:
-        ValueError: A combination of country, relation and entry, or a text, occurs twice, or a fact
-        has
-            another number of test questions.
+        ValueError: A combination of country, relation and entry, or a text, occurs twice, or a
+            fact has another number of test questions.
     """
     combinations = {(q.iso, q.relation, q.entry) for q in asked}
     if len(combinations) != len(asked) or len({q.text for q in asked}) != len(asked):
@@ -149,7 +147,7 @@ def _described(entry: str, subject: str) -> str:
 
 def _ask(country: Country, relation: str) -> list[Question]:
     entries = _entries(country, relation)
-    drawn = blake2b(f"{country.iso}/{relation}".encode(), digest_size=8).digest()
+    drawn = hashlib.blake2b(f"{country.iso}/{relation}".encode(), digest_size=8).digest()
     test = int.from_bytes(drawn, "little") % len(entries) if len(entries) > 1 else None
     return [
         Question(

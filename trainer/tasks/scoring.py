@@ -49,8 +49,8 @@ def extract_answer(segments: str | Iterable[tuple[str, bool]]) -> str | None:
 
     Args:
         segments: The model's own text; or an episode's (text, is_sampled) pieces, of which only
-        sampled
-            ones are read, each for itself: a tag cannot open in one turn and close in another.
+            sampled ones are read, each for itself: a tag cannot open in one turn and close in
+            another.
     """
     pieces = [(segments, True)] if isinstance(segments, str) else segments
     answered = [text for text, is_sampled in pieces if is_sampled and "<answer>" in text]

@@ -1,7 +1,7 @@
 """The random square-root budget: how many twins each turn gets, without bias.
 
 A turn's expected number of twins uses its history only, and a price that comes from earlier
-steps; the rest is a keyed coin. See DESIGN: choosing by outcome, action or length biases credit.
+steps; the rest is a keyed coin. Choosing by outcome, action or length would bias credit.
 """
 
 from collections.abc import Hashable, Sequence
