@@ -201,15 +201,7 @@ def whole_to(problem: Problem, target: float) -> np.ndarray:
     target *= 1 + ROUNDING
     if not problem.is_sum:
         return np.asarray(np.clip(np.ceil(problem.loss / target), problem.low, problem.high))
-    counts = problem.whole(_ray_of_target(problem, target, extra=1.0))
-    if problem.value(counts) <= target:
-        counts = problem.low.copy()
-    queue = _queue(problem, counts)
-    while queue and problem.value(counts) > target:
-        _, arm = heapq.heappop(queue)
-        counts[arm] += 1
-        _push(problem, counts, arm, queue)
-    counts = _trimmed(problem, counts, target)
+    counts = _trimmed(problem, _greedy_to(problem, target), target)
     table = _table(problem, problem.spent(counts) * (1 + ROUNDING))
     if table is None:
         return counts
@@ -217,11 +209,26 @@ def whole_to(problem: Problem, target: float) -> np.ndarray:
     return exact if problem.spent(exact) < problem.spent(counts) * (1 - ROUNDING) else counts
 
 
-def _queue(problem: Problem, counts: np.ndarray) -> list[tuple[float, int]]:
-    queue: list[tuple[float, int]] = []
-    for arm in np.flatnonzero(problem.loss > 0):
-        _push(problem, counts, int(arm), queue)
-    return queue
+def _greedy_to(problem: Problem, target: float) -> np.ndarray:
+    """Unit by unit what is worth most until the sum is at most the target."""
+    if problem.value(problem.low) <= target:
+        return problem.low.copy()
+    low, high = 0.0, _ray_of_target(problem, target, extra=0.0)
+    while problem.value(problem.whole(high)) > target:
+        low, high = high, 2 * high
+    counts, after = problem.whole(low), problem.whole(high)
+    while np.max(after - counts) > 1 and low < (middle := (low + high) / 2) < high:
+        between = problem.whole(middle)
+        if problem.value(between) > target:
+            low, counts = middle, between
+        else:
+            high, after = middle, between
+    while (value := problem.value(counts)) > target:
+        arms = np.flatnonzero(after > counts)
+        arms = arms[np.argsort(-problem.worths(counts)[arms], kind="stable")]
+        reached = value - np.cumsum(problem.worths(counts)[arms] * problem.cost[arms])
+        counts[arms[: 1 + int(np.count_nonzero(reached > target))]] += 1
+    return counts
 
 
 def _push(problem: Problem, counts: np.ndarray, arm: int, queue: list[tuple[float, int]]) -> None:
@@ -231,12 +238,18 @@ def _push(problem: Problem, counts: np.ndarray, arm: int, queue: list[tuple[floa
 
 def _trimmed(problem: Problem, counts: np.ndarray, target: float) -> np.ndarray:
     """Gives back units that the target does not need, dearest arms first."""
-    for arm in np.argsort(-problem.cost, kind="stable"):
-        while counts[arm] > problem.low[arm]:
-            counts[arm] -= 1
-            if problem.value(counts) > target:
-                counts[arm] += 1
+    slack = target - problem.value(counts)
+    before = np.maximum(counts - 1, 1)
+    spare = (counts > np.maximum(problem.low, 1)) & (problem.loss / before / (before + 1) <= slack)
+    arms = np.flatnonzero(spare)
+    for arm in arms[np.argsort(-problem.cost[arms], kind="stable")].tolist():
+        loss = float(problem.loss[arm])
+        while counts[arm] > max(problem.low[arm], 1):
+            needed = loss / float(counts[arm] - 1) / float(counts[arm])
+            if needed > slack:
                 break
+            counts[arm] -= 1
+            slack -= needed
     return counts
 
 

@@ -3,7 +3,7 @@ import pytest
 
 from simulations.worlds.bandit import REGIMES, Bandit, BanditSetting, outcome, pair_law, pairs
 from twinstats.credit import assign, make
-from twinstats.episodes import DIFFERENT, FRESH, KEEP, SHARED, Fork, group_by_task
+from twinstats.episodes import DIFFERENT, FRESH, KEEP, SHARED, Fork, Task, group_by_task
 from twinstats.errors import UsageError
 from twinstats.rows import null_disagreements
 
