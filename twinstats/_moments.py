@@ -169,7 +169,8 @@ def plain_sums(factual: np.ndarray, twin: np.ndarray, exponent: int) -> PlainSum
     pairs, n Var = sum Q_k + sum n_k (m_k - m)^2, in which nothing cancels.
 
     >>> from twinstats._outcomes import read_pairs
-    >>> factual, twin = np.random.default_rng(0).normal(1e3, size=(2, 2 * BLOCK + 5))
+    >>> from twinstats.noise import generator
+    >>> factual, twin = generator(0, "example").normal(1e3, size=(2, 2 * BLOCK + 5))
     >>> sums = plain_sums(factual, twin, 0)
     >>> whole = pair_moments(read_pairs(factual, twin), np.ones(len(factual)))
     >>> unit = 4.0 ** read_pairs(factual, twin).exponent

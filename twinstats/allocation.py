@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import betaincinv
 
 from twinstats._allocation import (
     ROUNDING,
@@ -255,6 +256,26 @@ class DiscordancePredictor:
         counts = [self._cells.get(self._cell(turn), self._pooled) for turn in turns]
         a, b = self._prior
         return np.array([(a + differed) / (a + b + trials) for trials, differed in counts])
+
+    def interval(self, turns: Sequence[Any], confidence: Number = 0.95) -> np.ndarray:
+        """Equal-tailed credible interval of each turn's discordance, (turns, 2).
+
+        That of the cell's own Beta posterior. A cell never seen has the prior's: what other cells
+        did says where it may be (`predict`), not how sure that is.
+
+        Raises:
+            ValueError: `confidence` outside (0, 1).
+        """
+        if not 0 < confidence < 1:
+            raise ValueError(f"`confidence` must be in (0, 1), got {confidence}.")
+        counts = np.array([self._cells.get(self._cell(turn), (0, 0)) for turn in turns])
+        trials, differed = counts.reshape(-1, 2).T
+        a, b = self._prior
+        tails = np.array([(1 - confidence) / 2, (1 + confidence) / 2])
+        ends: np.ndarray = betaincinv(
+            (a + differed)[:, None], (b + trials - differed)[:, None], tails
+        )
+        return ends
 
     def update(self, turns: Sequence[Any], discordant: Numbers) -> None:
         """Counts what was seen: one entry a pair.

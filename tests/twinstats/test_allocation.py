@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from scipy import stats
 from scipy.optimize import minimize
 
 from twinstats.allocation import DiscordancePredictor, sqrt_allocation
@@ -387,3 +388,21 @@ def test_the_excess_is_the_chi_square_distance_of_the_shares():
 def test_weights_whose_squares_overflow_are_refused():
     with pytest.raises(ValueError, match="`weights` squared times `variance` must be finite"):
         sqrt_allocation([1, 1], [1, 1], budget=4, weights=[1e200, 1])
+
+
+def test_the_predictors_interval_covers_and_narrows():
+    """Of 2,000 cells with discordances from the prior itself, 95% lie within their intervals."""
+    rng = np.random.default_rng(3)
+    truth = rng.beta(0.5, 0.5, size=2000)
+    predictor = DiscordancePredictor(lambda cell: cell)
+    cells = np.repeat(np.arange(2000), 12).tolist()
+    predictor.update(cells, rng.random(len(cells)) < np.repeat(truth, 12))
+    low, high = predictor.interval(list(range(2000))).T
+    covered = int(((low <= truth) & (truth <= high)).sum())
+    bounds = stats.binom.interval(1 - 1e-6, 2000, 0.95)
+    assert bounds[0] <= covered <= bounds[1]
+    unseen = predictor.interval([-1])[0]
+    assert (high - low).max() < unseen[1] - unseen[0]
+    np.testing.assert_allclose(unseen, stats.beta.ppf([0.025, 0.975], 0.5, 0.5))
+    with pytest.raises(ValueError, match="`confidence` must be in"):
+        predictor.interval([1], confidence=95)

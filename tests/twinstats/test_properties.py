@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from twinstats import (
@@ -315,6 +315,7 @@ def test_detectable_effects_have_their_power(num_pairs, discordance, power):
 
 @bounded
 @given(st.floats(0.05, 1.0), st.integers(-64, 64).map(lambda k: k / 64), st.integers(1, 400))
+@example(0.953125, 1.0, 193)  # the terms add up to 1 + 2e-16
 def test_power_mirrors_with_the_effect(discordance, share, num_pairs):
     effect = share * discordance
     up = paired_power(effect, num_pairs, discordance=discordance, alternative="greater")
