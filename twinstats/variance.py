@@ -3,6 +3,7 @@
 Leaves out the test of the effect (`pairs`) and sample sizes (`power`).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -100,31 +101,69 @@ class VarianceAccount(Result):
     warnings: tuple[str, ...]
 
     def __str__(self) -> str:
-        level = f"{100 * self.confidence:g}% interval"
-        lines = [f"{self.num_pairs} pairs in {self.num_clusters} clusters"]
-        for name in (
-            "effect",
-            "discordance",
-            "variance_paired",
-            "variance_independent",
-            "rho",
-            "rho_eff",
-            "coupling_gain",
-            "equal_share",
-            "coupling_gain_deduplicated",
-            "rho_luck",
-            "noise_gain",
-            "floor",
-            "variance_one_more",
-            "variance_many",
-        ):
-            value = getattr(self, name)
-            if value is not None:
-                line = f"{name.replace('_', ' ')}: {show(value)}"
-                if name in self.intervals:
-                    line += f", {level} {show_interval(self.intervals[name])}"
-                lines.append(line)
+        lines = [f"spent: {self.num_pairs} pairs in {self.num_clusters} clusters"]
+        for title, names in _SECTIONS:
+            known = [name for name in names if getattr(self, name) is not None]
+            lines += [f"{title}:"] * bool(known) + [f"  {self._line(name)}" for name in known]
         return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
+
+    def _line(self, name: str) -> str:
+        line = f"{name.replace('_', ' ')}: {show(getattr(self, name))}"
+        if name not in self.intervals:
+            return line
+        return f"{line}, {100 * self.confidence:g}% interval {show_interval(self.intervals[name])}"
+
+    @property
+    def deduplication_gain(self) -> float | None:
+        """What taking equal decisions as difference 0 saves: raw over deduplicated gain."""
+        if self.coupling_gain is None or not self.coupling_gain_deduplicated:
+            return None
+        return self.coupling_gain / self.coupling_gain_deduplicated
+
+    def best_twins(self, factual_cost: Number, twin_cost: Number) -> float | None:
+        """The number of twins a factual that buys the most precision for its cost.
+
+        With Var(K) = many + within / K it minimises Var(K) * (factual_cost + K * twin_cost):
+        K* = sqrt(factual_cost / twin_cost * within / many), at least 1, and 1 when the factual is
+        already paid for (cost 0). A real number: compare its two neighbours. Infinite where
+        another factual would reduce nothing; null where the account had one twin a factual.
+
+        Args:
+            factual_cost: Cost of a factual, at least 0.
+            twin_cost: Cost of a twin in the same unit, above 0.
+
+        Raises:
+            ValueError: A cost outside its range.
+        """
+        if not (0 <= factual_cost < math.inf and 0 < twin_cost < math.inf):
+            raise ValueError(
+                f"`factual_cost` must be at least 0 and `twin_cost` above 0, both finite, "
+                f"got {factual_cost} and {twin_cost}."
+            )
+        if self.variance_many is None or self.variance_one_more is None:
+            return None
+        within = (self.variance_one_more - self.variance_many) * (self.num_twins + 1)
+        if factual_cost == 0 or within <= 0:
+            return 1.0
+        if self.variance_many <= 0:
+            return math.inf
+        return max(1.0, math.sqrt(factual_cost / twin_cost * within / self.variance_many))
+
+
+_SECTIONS = (
+    ("found", ("effect", "discordance")),
+    (
+        "what luck costs",
+        ("variance_independent", "variance_paired", "rho", "rho_eff", "rho_luck", "noise_gain"),
+    ),
+    ("what coupling saved", ("coupling_gain", "coupling_gain_deduplicated")),
+    ("what deduplication saved", ("equal_share", "deduplication_gain")),
+    ("floor of the replay", ("floor", "variance_above_floor")),
+    (
+        "what more twins buy",
+        ("variance_mean_twin", "variance_one_more", "variance_many"),
+    ),
+)
 
 
 def variance_account(

@@ -268,3 +268,33 @@ def test_floor_is_the_mean_square_of_null_twins_and_alters_nothing_else():
     assert (account.effect, account.variance_paired) == (plain.effect, plain.variance_paired)
     twins = np.stack([twin, twin + 1], axis=1)
     assert variance_account(factual, twins, null=null).floor == pytest.approx(0.01)
+
+
+def test_the_best_number_of_twins_is_the_formulas():
+    """Equicorrelated outcomes: K* = sqrt(c0 / c1); in general sqrt(c0/c1 (1-r1)/(1-2r0+r1))."""
+    rng = np.random.default_rng(8)
+    common, own = rng.normal(size=(2000, 1)), rng.normal(size=(2000, 5))
+    worlds = common + own
+    account = variance_account(worlds[:, 0], worlds[:, 1:])
+    own_variance = np.mean([np.var(worlds[:, k], ddof=1) for k in range(1, 5)])
+    shared = account.covariance_twins
+    many = account.variance_factual - 2 * account.covariance + shared
+    expected = math.sqrt(7.0 * (own_variance - shared) / many)
+    assert account.best_twins(7.0, 1.0) == pytest.approx(expected, rel=1e-9)
+    assert account.best_twins(7.0, 1.0) == pytest.approx(math.sqrt(7), rel=0.1)
+    assert account.best_twins(0.0, 1.0) == 1.0
+    assert account.best_twins(1.0, 1000.0) == 1.0
+    assert variance_account(worlds[:, 0], worlds[:, 1]).best_twins(1.0, 1.0) is None
+    with pytest.raises(ValueError, match="`twin_cost` above 0"):
+        account.best_twins(1.0, 0.0)
+
+
+def test_the_account_reads_as_what_was_spent_and_saved():
+    factual, twin, control = [1, 0, 1, 0, 1, 0], [1, 0, 1, 0, 0, 0], [0, 0, 1, 1, 0, 1]
+    account = variance_account(factual, twin, control=control, equal=[True, False] * 3)
+    text = str(account)
+    order = ["spent:", "what luck costs:", "what coupling saved:", "what deduplication saved:"]
+    assert [text.index(title) for title in order] == sorted(text.index(title) for title in order)
+    gain = account.coupling_gain / account.coupling_gain_deduplicated
+    assert account.deduplication_gain == pytest.approx(gain)
+    assert f"deduplication gain: {gain:.4g}" in text
