@@ -52,8 +52,8 @@ def test_the_legend_names_exponents_with_intervals(tmp_path):
     table = rows_of(tmp_path, synthetic.complexity_rows(), complexity_fit=synthetic.fit_rows())
     labels = complexity.draw(table).axes[0].get_legend_handles_labels()[1]
     assert labels == [
-        "twin  simulated -1.00 [-1.10, -0.90]  exact -1.00",
-        "independent  simulated -2.00 [-2.10, -1.90]  exact -2.00",
+        "twin -1.00 [-1.10, -0.90], exact -1.00",
+        "independent -2.00 [-2.10, -1.90], exact -2.00",
     ]
 
 
