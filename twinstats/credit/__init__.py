@@ -6,7 +6,7 @@ episodes in the same shape, and returns `Credit`.
 
 from typing import Any
 
-from twinstats.credit.budget import Budget, BudgetMemory
+from twinstats.credit.budget import Budget, BudgetMemory, choose
 from twinstats.credit.driver import assign
 from twinstats.credit.grpo import grpo
 from twinstats.credit.independent import independent
@@ -47,4 +47,4 @@ def make(name: str, **options: Any) -> Method:
     return Method(name, METHODS[name], options)
 
 
-__all__ = ["METHODS", "Budget", "Memory", "Method", "Need", "assign", "make", "names"]
+__all__ = ["METHODS", "Budget", "Memory", "Method", "Need", "assign", "choose", "make", "names"]

@@ -227,6 +227,64 @@ class BudgetMemory:
         self._price = float(max(0.0, wanted / per_price)) if per_price else 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What a method asks for, fixed before anything is played.
+
+    Attributes:
+        plan: The turns, and how many twins each gets.
+        twins: The twins of each, in the plan's order.
+        measured: Forks that only measure: controls and null twins.
+    """
+
+    plan: list[Planned]
+    twins: list[list[Fork]]
+    measured: list[Fork]
+
+
+def choose(
+    group: Group,
+    twins: int = 1,
+    budget: Budget | None = None,
+    *,
+    luck: Luck = SHARED,
+    memory: BudgetMemory | None = None,
+) -> Choice:
+    """The forks of a group: `twins` of every turn, or a random number of them under a budget.
+
+    It looks at histories and at earlier steps (`memory`) only, never at outcomes, actions or
+    lengths; failed episodes are left out.
+
+    Raises:
+        ValueError: `twins` below 1 without a budget.
+    """
+    if budget is not None:
+        plan = (memory or BudgetMemory(budget)).plan(group)
+    elif twins < 1:
+        raise ValueError(f"`twins` must be at least 1 without a budget, got {twins}.")
+    else:
+        plan = _every_turn(group, twins)
+    asked, measured = planned_forks(group, plan, budget, luck)
+    return Choice(plan=plan, twins=asked, measured=measured)
+
+
+def _every_turn(group: Group, twins: int) -> list[Planned]:
+    return [
+        Planned(
+            episode=episode,
+            turn=turn,
+            expected=float(twins),
+            count=twins,
+            discordance=np.nan,
+            tail_tokens=np.nan,
+            price=np.nan,
+        )
+        for episode in group.episodes
+        if episode.outcome is not None
+        for turn in range(episode.num_turns)
+    ]
+
+
 def planned_forks(
     group: Group, plan: Sequence[Planned], budget: Budget | None, luck: Luck
 ) -> tuple[list[list[Fork]], list[Fork]]:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from twinstats.credit.baseline import group_info, leave_one_out, outcomes
-from twinstats.credit.budget import Budget, BudgetMemory, Planned, planned_forks
+from twinstats.credit.budget import Budget, BudgetMemory, Choice, Planned, choose
 from twinstats.episodes import SHARED, Credit, Episode, Group, Luck
 from twinstats.errors import unknown
 
@@ -87,49 +87,16 @@ def twin_credit(
     """What `twice` and `independent` share: they differ in the luck of the tail alone."""
     if mixing not in ("plain", "augmented"):
         raise unknown("mixing", mixing, ("plain", "augmented"))
-    return _twin_credit(group, luck, _plan(group, twins, budget, memory), budget, mixing)
+    chosen = choose(group, twins, budget, luck=luck, memory=memory)
+    return _twin_credit(group, chosen, mixing)
 
 
-def _plan(
-    group: Group, twins: int, budget: Budget | None, memory: BudgetMemory | None
-) -> list[Planned]:
-    if budget is None:
-        if twins < 1:
-            raise ValueError(f"`twins` must be at least 1 without a budget, got {twins}.")
-        return _every_turn(group, twins)
-    return (memory or BudgetMemory(budget)).plan(group)
-
-
-def _twin_credit(
-    group: Group,
-    luck: Luck,
-    plan: Sequence[Planned],
-    budget: Budget | None,
-    mixing: Mixing,
-) -> Generator[Any, Any, Credit]:
-    asked, measured = planned_forks(group, plan, budget, luck)
-    played, _ = yield [asked, measured]
+def _twin_credit(group: Group, chosen: Choice, mixing: Mixing) -> Generator[Any, Any, Credit]:
+    played, _ = yield [chosen.twins, chosen.measured]
     baseline = leave_one_out(outcomes(group.episodes))
-    values, failed = _mixed(group, plan, played, baseline, mixing)
-    info = group_info(group) | {"plan": plan, "twins": played, "failed_turns": failed}
+    values, failed = _mixed(group, chosen.plan, played, baseline, mixing)
+    info = group_info(group) | {"plan": chosen.plan, "twins": played, "failed_turns": failed}
     return Credit(episodes=group.episodes, values=values, info=info)
-
-
-def _every_turn(group: Group, twins: int) -> list[Planned]:
-    return [
-        Planned(
-            episode=episode,
-            turn=turn,
-            expected=float(twins),
-            count=twins,
-            discordance=np.nan,
-            tail_tokens=np.nan,
-            price=np.nan,
-        )
-        for episode in group.episodes
-        if episode.outcome is not None
-        for turn in range(episode.num_turns)
-    ]
 
 
 def _mixed(
