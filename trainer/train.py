@@ -155,7 +155,10 @@ def _step(training: Training) -> dict[str, float]:
 
 def train_tasks(config: Config, step: int) -> list[Task]:
     """The tasks of a step: a function of seed and step alone."""
-    rows = parts("train", config.task.parts, key=f"train/{config.seed}/{step}")
+    try:
+        rows = parts("train", config.task.parts, key=f"train/{config.seed}/{step}")
+    except ValueError as error:
+        raise UsageError(f"`task.parts`: {error}") from error
     if len(rows) < config.rollout.groups:
         raise UsageError(
             f"`rollout.groups` must be at most {len(rows)}, the tasks of {config.task.parts} "

@@ -25,7 +25,7 @@ num_seeds, reconstructed, estimates_advantage, reason (why value is null).
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +38,7 @@ from simulations.worlds import Bandit, Chain
 from simulations.worlds.bandit import BanditSetting
 from simulations.worlds.chain_model import ChainSetting
 from twinstats.credit import Budget, make
-from twinstats.credit.registry import Entry, Method
-from twinstats.episodes import FRESH, Credit, Fork, Group
+from twinstats.credit.registry import Method
 
 TABLE = "leaderboard_points"
 BUDGETS = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0)
@@ -122,33 +121,14 @@ class Entrant:
     burns: bool = False
 
 
-def independent_raw(group: Group, *, twins: int = 1) -> Generator[Any, Any, Credit]:
-    """Independent branches that play equal decisions as well: `independent` without dedup."""
-    forks = [
-        [
-            [Fork(episode, turn, luck=FRESH, alternative=k) for k in range(twins)]
-            for turn in range(episode.num_turns)
-        ]
-        for episode in group.episodes
-    ]
-    played = yield forks
-    values = [
-        np.array([episode.outcome - np.mean([twin.outcome for twin in twins]) for twins in turns])
-        for episode, turns in zip(group.episodes, played, strict=True)
-    ]
-    return Credit(episodes=group.episodes, values=values)
-
-
-def _raw(twins: float) -> Method:
-    return Method("independent_raw", Entry(function=independent_raw), {"twins": int(twins)})
-
-
 ENTRANTS: dict[str, Entrant] = {
     "grpo": Entrant(build=lambda _: make("grpo"), first=_GROUP, is_group=True),
     "rloo": Entrant(build=lambda _: make("rloo"), first=_GROUP, is_group=True),
     "twice": Entrant(build=lambda k: make("twice", twins=int(k)), first=1),
     "independent": Entrant(build=lambda k: make("independent", twins=int(k)), first=1),
-    "independent_raw": Entrant(build=_raw, first=1),
+    "independent_raw": Entrant(
+        build=lambda k: make("independent", twins=int(k), dedup=False), first=1
+    ),
     "vine": Entrant(build=lambda k: make("vine", rollouts=int(k)), first=1),
     "budget": Entrant(
         build=lambda ratio: make("twice", budget=Budget(ratio=ratio)), first=0.5, burns=True

@@ -1,4 +1,4 @@
-"""Replay: the rows D16 to D20 and L13 of the case list.
+"""Replay: the rows D16 to D20, L13 and Q16 of the case list.
 
 Of D18 the ties are in `test_noise`; draws near a tie are not counted yet.
 """
@@ -179,3 +179,15 @@ def test_l13_the_cost_of_forks_is_what_the_engine_drew():
     twins = rollout.fork([Fork(e, t) for e in episodes for t in range(4)])
     assert sum(twin.sampled for twin in twins) == sum(map(len, drawn))
     assert np.sum([twin.sampled for twin in twins]) < sum(e.sampled for e in episodes) * 4
+
+
+def test_q16_a_twin_whose_prefix_replays_otherwise_is_named_and_not_scored():
+    drifted = []
+    rollout, _, _ = scripted(
+        coin, drift=lambda index, text: text + "!" if index in drifted else text
+    )
+    (factual,) = rollout.play([Task("t", {"right": "a.", "turns": 3})], 1, 0)
+    drifted.append(1)
+    twins = rollout.fork([Fork(factual, 0, KEEP), Fork(factual, 2)])
+    assert twins[0].outcome is not None
+    assert (twins[1].outcome, twins[1].info["reason"]) == (None, "replay differs before turn 1")

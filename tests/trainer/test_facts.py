@@ -242,10 +242,12 @@ def test_observations_of_a_demonstration_are_the_environments():
         for shown in demonstrations(60, num_parts=num_parts, rng=np.random.default_rng(1)):
             turns = [segment.text for segment in shown.segments if segment.is_sampled]
             seen = [segment.text for segment in shown.segments if not segment.is_sampled]
-            replayed = tasks.replay(Facts(), shown.row.info, turns, observations=[*seen, ""])
-            assert replayed.mismatch is None
-            assert sum(step.reward for step in replayed.steps) == pytest.approx(shown.outcome)
-            assert replayed.steps[-1].done
+            environment = Facts()
+            assert environment.reset(shown.row.info) == seen[0]
+            steps = [environment.step(turn) for turn in turns]
+            assert [step.observation for step in steps] == [*seen[1:], ""]
+            assert sum(step.reward for step in steps) == pytest.approx(shown.outcome)
+            assert [step.done for step in steps] == [False] * (len(turns) - 1) + [True]
             assert [s.is_sampled for s in shown.segments] == [False, True] * len(turns)
 
 

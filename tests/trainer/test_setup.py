@@ -50,7 +50,7 @@ def test_what_cannot_run_is_refused(config, settings, message):
 
 def test_a_group_of_one_is_enough_where_members_are_not_compared(config):
     for settings in (["credit.method=vine"], ["credit.method=twice", "credit.budget=none"]):
-        check(changed(config, [*settings, "rollout.group_size=1"]))
+        assert check(changed(config, [*settings, "rollout.group_size=1"])) is None
 
 
 def test_a_rollout_stops_at_the_tasks_tags_and_within_the_context(policy, config):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from trainer.tasks.environment import Environment, Replay, Row, Step, ToolError, replay
+from trainer.tasks.environment import Environment, Row, Step, ToolError
 from trainer.tasks.facts import Facts
 from twinstats.errors import unknown
 
@@ -34,11 +34,9 @@ def make(name: str, **options: Any) -> Environment:
 __all__ = [
     "ENVIRONMENTS",
     "Environment",
-    "Replay",
     "Row",
     "Step",
     "ToolError",
     "make",
     "names",
-    "replay",
 ]

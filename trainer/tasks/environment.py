@@ -1,4 +1,4 @@
-"""What a task environment is, and how a recorded episode is replayed in one.
+"""What a task environment is.
 
 An environment plays one episode of one task row. It knows nothing of models, tokens or credit: text
 goes in, text comes out. What it leaves out: chat templates and tokenisation, which belong to the
@@ -54,50 +54,3 @@ class Environment(Protocol):
         A task without a better name returns `len(history)`.
         """
         ...
-
-
-class Replay(NamedTuple):
-    """A replayed prefix: its steps, and the index of the first difference (None: none).
-
-    Index 0 is the observation of the reset, index i > 0 that of turn i - 1.
-    """
-
-    steps: tuple[Step, ...]
-    mismatch: int | None
-
-
-def replay(
-    environment: Environment,
-    row: Row,
-    turns: Sequence[str],
-    *,
-    observations: Sequence[str],
-    noise: Any = None,
-) -> Replay:
-    """Play recorded turns again and compare what the environment shows with what it showed then.
-
-    Stops at the first difference: a twin whose prefix differs is discarded, never scored.
-
-    Args:
-        environment: Any instance; it is reset.
-        row: The task row of the recorded episode.
-        turns: The model's texts, in order.
-        observations: What was shown: the reset's observation, then one for every turn.
-        noise: The environment's luck, as recorded.
-
-    Raises:
-        ValueError: The number of observations is not one more than the number of turns.
-    """
-    if len(observations) != len(turns) + 1:
-        raise ValueError(
-            f"`observations` must hold one more entry than `turns` ({len(turns)}), "
-            f"got {len(observations)}."
-        )
-    if environment.reset(row, noise) != observations[0]:
-        return Replay((), 0)
-    steps: list[Step] = []
-    for index, (turn, shown) in enumerate(zip(turns, observations[1:], strict=True), start=1):
-        steps.append(environment.step(turn, noise))
-        if steps[-1].observation != shown:
-            return Replay(tuple(steps), index)
-    return Replay(tuple(steps), None)

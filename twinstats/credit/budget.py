@@ -249,6 +249,7 @@ def choose(
     *,
     luck: Luck = SHARED,
     memory: BudgetMemory | None = None,
+    dedup: bool = True,
 ) -> Choice:
     """The forks of a group: `twins` of every turn, or a random number of them under a budget.
 
@@ -264,7 +265,7 @@ def choose(
         raise ValueError(f"`twins` must be at least 1 without a budget, got {twins}.")
     else:
         plan = _every_turn(group, twins)
-    asked, measured = planned_forks(group, plan, budget, luck)
+    asked, measured = planned_forks(group, plan, budget, luck, dedup=dedup)
     return Choice(plan=plan, twins=asked, measured=measured)
 
 
@@ -286,7 +287,12 @@ def _every_turn(group: Group, twins: int) -> list[Planned]:
 
 
 def planned_forks(
-    group: Group, plan: Sequence[Planned], budget: Budget | None, luck: Luck
+    group: Group,
+    plan: Sequence[Planned],
+    budget: Budget | None,
+    luck: Luck,
+    *,
+    dedup: bool = True,
 ) -> tuple[list[list[Fork]], list[Fork]]:
     """The twins of each planned turn, and the forks that only measure: controls and nulls.
 
@@ -294,7 +300,7 @@ def planned_forks(
     null twins only where there is a tail.
     """
     twins = [
-        [twin(planned.episode, planned.turn, luck, k) for k in range(planned.count)]
+        [twin(planned.episode, planned.turn, luck, k, dedup=dedup) for k in range(planned.count)]
         for planned in plan
     ]
     if budget is None:
@@ -328,9 +334,9 @@ def _nulls(group: Group, plan: Sequence[Planned], budget: Budget) -> list[Fork]:
     ]
 
 
-def twin(episode: Episode, turn: int, luck: Luck, alternative: int) -> Fork:
-    """A resampled decision whose equal outcome is taken without a tail, under either luck."""
-    skip = True if luck is FRESH else None
+def twin(episode: Episode, turn: int, luck: Luck, alternative: int, *, dedup: bool = True) -> Fork:
+    """A resampled decision; an equal one takes the parent's tail, with fresh luck if `dedup`."""
+    skip = dedup if luck is FRESH else None
     return Fork(episode, turn, RESAMPLE, luck, alternative=alternative, skip_equal=skip)
 
 

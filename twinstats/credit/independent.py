@@ -22,11 +22,13 @@ def independent(
 
     With `dedup` a resampled turn equal to the factual's counts as difference 0 and plays no tail:
     unbiased, because the mean difference of two plays of the same decision is 0, and free. The
-    resampled decisions are those that `twice` draws.
+    resampled decisions are those that `twice` draws. Without it every branch plays its tail.
 
     Inputs, cost, edge cases, arguments and errors: as `twice`.
 
     Source: Chen et al., C3, arXiv 2603.06859 (independent siblings at a fixed context).
     """
-    refuse_missing("independent", {"different": different, "dedup=False": not dedup})
-    return twin_credit(group, FRESH, twins=twins, budget=budget, mixing=mixing, memory=memory)
+    refuse_missing("independent", {"different": different})
+    return twin_credit(
+        group, FRESH, twins=twins, budget=budget, mixing=mixing, memory=memory, dedup=dedup
+    )

@@ -83,11 +83,12 @@ def twin_credit(
     budget: Budget | None,
     mixing: Mixing,
     memory: BudgetMemory | None,
+    dedup: bool = True,
 ) -> Generator[Any, Any, Credit]:
     """What `twice` and `independent` share: they differ in the luck of the tail alone."""
     if mixing not in ("plain", "augmented"):
         raise unknown("mixing", mixing, ("plain", "augmented"))
-    chosen = choose(group, twins, budget, luck=luck, memory=memory)
+    chosen = choose(group, twins, budget, luck=luck, memory=memory, dedup=dedup)
     return _twin_credit(group, chosen, mixing)
 
 

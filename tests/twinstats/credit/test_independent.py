@@ -49,9 +49,17 @@ def test_the_decisions_are_those_that_twice_draws(tiny):
     assert tails > 10
 
 
-@pytest.mark.parametrize(
-    ("options", "named"), [({"dedup": False}, "dedup=False"), ({"different": True}, "different")]
-)
+def test_without_deduplication_every_branch_plays_its_tail(scripted, scripted_world):
+    """Outcome 1 against branches that all end at .25: .75 at each turn, and no fork may skip."""
+    group = Group(Task("t"), [scripted(1.0, (0, 1))], 0, 0)
+    for dedup in (True, False):
+        method = make("independent", dedup=dedup)
+        (credit,) = assign(scripted_world(lambda fork: 0.25), [group], method)
+        assert credit.values[0].tolist() == [0.75, 0.75]
+        assert [fork.fork.takes_equal_tail() for fork in credit.info["forks"]] == [dedup] * 2
+
+
+@pytest.mark.parametrize(("options", "named"), [({"different": True}, "different")])
 def test_an_option_that_is_not_there_yet_is_named(scripted, scripted_world, options, named):
     group = Group(Task("t"), [scripted(1.0)], 0, 0)
     with pytest.raises(NotImplementedError, match=f"'independent' does not have `{named}` yet"):
