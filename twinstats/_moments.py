@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twinstats._outcomes import Pairs, is_constant, rounding_of
+from twinstats._outcomes import Pairs, is_constant, rounding_of, unit_roundoff
 
 BLOCK = 8192
 """Pairs of one step through plain data: they fit the cache, and BLAS adds them in one thread."""
@@ -207,7 +207,7 @@ def plain_sums(factual: np.ndarray, twin: np.ndarray, exponent: int) -> PlainSum
         squares.append((first @ first, second @ second, between @ between, first @ second))
         sizes.append(size)
     mean, second_moment = _merged(np.array(sums), np.array(squares), np.array(sizes))
-    if not _is_safe(mean, second_moment, (_epsilon(factual), _epsilon(twin))):
+    if not _is_safe(mean, second_moment, (unit_roundoff(factual), unit_roundoff(twin))):
         return None
     return PlainSums(
         difference=difference,
@@ -221,11 +221,6 @@ def plain_sums(factual: np.ndarray, twin: np.ndarray, exponent: int) -> PlainSum
 
 def _is_binary(values: np.ndarray) -> bool:
     return bool(((values == 0) | (values == 1)).all())
-
-
-def _epsilon(values: np.ndarray) -> float:
-    kind = values.dtype if values.dtype.kind == "f" and values.dtype.itemsize < 8 else np.float64
-    return float(np.finfo(kind).eps)
 
 
 def _merged(

@@ -97,9 +97,14 @@ def outcome_array(name: str, values: Any) -> tuple[np.ndarray, float]:
     known = array[~np.isnan(array)]
     if np.array_equal(known, np.rint(known)):
         return array, 0.0
-    given = np.asarray(values).dtype
+    return array, unit_roundoff(np.asarray(values))
+
+
+def unit_roundoff(values: np.ndarray) -> float:
+    """Relative spacing of the type that values came in: float64 unless a shorter float."""
+    given = values.dtype
     kind = given if given.kind == "f" and given.itemsize < 8 else np.float64
-    return array, float(np.finfo(kind).eps)
+    return float(np.finfo(kind).eps)
 
 
 def first_appearance(codes: np.ndarray) -> np.ndarray:

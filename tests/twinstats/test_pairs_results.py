@@ -246,3 +246,26 @@ def test_coverage_of_the_clustered_t_and_bca_intervals():
     least, most = stats.binom.interval(1 - 1e-6, 400, 0.95)
     assert least <= hits["t"] <= most
     assert stats.binom.interval(1 - 1e-6, 400, 0.93)[0] <= hits["bca"] <= most
+
+
+@pytest.mark.parametrize("kind", ["normal", "offset", "float32", "whole", "binary", "tiny", "huge"])
+def test_the_one_pass_over_plain_pairs_equals_the_general_path(kind):
+    """Distinct labels say nothing, but send the same pairs along the path for clusters."""
+    rng = np.random.default_rng(12)
+    factual, twin = rng.normal(size=(2, 20_003)) + rng.normal(size=20_003)
+    make = {
+        "normal": lambda x: x,
+        "offset": lambda x: x + 1e6,
+        "float32": lambda x: x.astype(np.float32),
+        "whole": lambda x: np.round(3 * x).astype(np.int64),
+        "binary": lambda x: (x > 0.3).astype(float),
+        "tiny": lambda x: x * 2.0**-520,
+        "huge": lambda x: x * 2.0**500,
+    }[kind]
+    plain = paired(make(factual), make(twin))
+    general = paired(make(factual), make(twin), cluster=np.arange(20_003))
+    for name in ("estimate", "stderr", "discordance", "rho", "rho_eff", "pvalue"):
+        expected = getattr(general, name)
+        assert getattr(plain, name) == pytest.approx(expected, rel=1e-9, abs=0), name
+    for name in ("discordant", "ties", "num_pairs", "method"):
+        assert getattr(plain, name) == getattr(general, name), name
