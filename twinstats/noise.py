@@ -12,7 +12,6 @@ maximum. This is a top-down split of iid Gumbels, and lets `sample` skip blocks 
 Leaves out which episode uses which key (`keys`).
 """
 
-import functools
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
@@ -20,100 +19,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twinstats.philox import philox4x32, uniform52
+from twinstats._noise_keys import KeyColumns, NoiseKey
+from twinstats.philox import uniform52
+
+__all__ = [
+    "BLOCK",
+    "KeyColumns",
+    "LogitsError",
+    "NoiseKey",
+    "check_logits",
+    "checked_rows",
+    "generator",
+    "gumbel",
+    "sample",
+    "truncate",
+    "uniform",
+    "uniforms",
+]
 
 BLOCK = 256
 _PAIR_LANE = 2**31
 _LOG_BLOCK = math.log(BLOCK)
-
-
-@dataclass(frozen=True, slots=True)
-class NoiseKey:
-    """Names the noise of one turn: (seed, step, row, turn, luck, purpose).
-
-    Attributes:
-        seed: The run's seed, any integer.
-        step: The training or sweep step.
-        row: The episode's row, unique within a step, below 2**32.
-        turn: The turn's slot: its running index unless the task names another; below 2**16.
-        luck: Number of the draw; below 2**16.
-        purpose: What the noise is for; purposes never share a block.
-
-    Raises:
-        ValueError: A number outside its range, or an empty purpose.
-    """
-
-    seed: int
-    step: int
-    row: int
-    turn: int
-    luck: int = 0
-    purpose: str = "sample"
-
-    def __post_init__(self) -> None:
-        for name in ("seed", "step"):
-            if not isinstance(getattr(self, name), (int, np.integer)):
-                raise ValueError(f"`{name}` must be a whole number, got {getattr(self, name)!r}.")
-        for name, bits in (("row", 32), ("turn", 16), ("luck", 16)):
-            value = getattr(self, name)
-            if not (isinstance(value, (int, np.integer)) and 0 <= value < 2**bits):
-                raise ValueError(f"`{name}` must be in [0, 2**{bits}) and whole, got {value!r}.")
-        if not (isinstance(self.purpose, str) and self.purpose):
-            raise ValueError(f"`purpose` must not be empty, and text, got {self.purpose!r}.")
-
-
-@functools.lru_cache(maxsize=65536)
-def _key_words(seed: int, step: int, purpose: str) -> tuple[int, int]:
-    digest = hashlib.blake2b(f"{seed}/{step}/{purpose}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KeyColumns:
-    """Many noise keys as columns of Philox words, one entry a key.
-
-    Attributes:
-        words: Arrays k0 and k1: seed, step and purpose.
-        turn_luck: turn * 2**16 + luck.
-        row: The row.
-    """
-
-    words: tuple[np.ndarray, np.ndarray]
-    turn_luck: np.ndarray
-    row: np.ndarray
-
-    @classmethod
-    def of(cls, keys: Sequence[NoiseKey]) -> "KeyColumns":
-        """The columns of a sequence of keys."""
-        words = np.array([_key_words(k.seed, k.step, k.purpose) for k in keys], np.uint64)
-        k0, k1 = words.reshape(-1, 2).T
-        turn_luck = np.array([k.turn * 65536 + k.luck for k in keys], np.uint64)
-        return cls((k0, k1), turn_luck, np.array([k.row for k in keys], np.uint64))
-
-    @classmethod
-    def grid(
-        cls, seed: int, step: int, purpose: str, *, row: np.ndarray, turn: int, luck: int = 0
-    ) -> "KeyColumns":
-        """The columns of keys that differ in their row only."""
-        for end in (np.min(row, initial=0), np.max(row, initial=0)):
-            NoiseKey(seed, step, int(end), turn, luck, purpose)
-        k0, k1 = _key_words(seed, step, purpose)
-        rows = np.asarray(row, np.uint64)
-        shape = rows.shape
-        columns = [np.full(shape, value, np.uint64) for value in (k0, k1, turn * 65536 + luck)]
-        return cls((columns[0], columns[1]), columns[2], rows)
-
-    def __len__(self) -> int:
-        return len(self.row)
-
-    def take(self, index: np.ndarray) -> "KeyColumns":
-        """The keys at `index`, repeated as often as it names them."""
-        k0, k1 = self.words
-        return KeyColumns((k0[index], k1[index]), self.turn_luck[index], self.row[index])
-
-    def blocks(self, lane: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The four Philox words at `lane` and `position`, which broadcast with the keys."""
-        return philox4x32((lane, position, self.turn_luck, self.row), self.words)
 
 
 def generator(seed: int, purpose: str, step: int = 0) -> np.random.Generator:
@@ -211,11 +137,23 @@ def _below(
     return np.where(ids == winner, maximum, np.minimum(value, maximum))
 
 
+class LogitsError(ValueError):
+    """Logits without a law: NaN, +inf, or a row without a finite one.
+
+    Attributes:
+        row: The first such row.
+    """
+
+    def __init__(self, message: str, row: int) -> None:
+        super().__init__(message)
+        self.row = row
+
+
 def sample(
     logits: np.ndarray,
     keys: Sequence[NoiseKey] | KeyColumns,
     positions: np.ndarray | Sequence[int],
-    temperature: float = 1.0,
+    temperature: float | np.ndarray = 1.0,
 ) -> np.ndarray:
     """The token of each row: argmax_v(logits[v] / temperature + g[v]), lowest id on ties.
 
@@ -226,125 +164,190 @@ def sample(
         logits: (rows, vocabulary), any float type; compared in float64.
         keys: One key a row.
         positions: Index of the token within its turn, one a row.
-        temperature: At least 0, finite.
+        temperature: At least 0, finite; one number, or one a row.
 
     Returns:
         int64 ids, one a row.
 
     Raises:
-        ValueError: NaN or +inf logits, a row without a finite logit, shapes that do not agree,
-            a temperature or position outside its range.
+        LogitsError: NaN or +inf logits, a row without a finite logit; names the row and its key.
+        ValueError: Shapes that do not agree, a temperature or position outside its range.
 
     >>> sample(np.zeros((1, 3)), [NoiseKey(7, 3, 5, 2)], [11]).tolist()
     [1]
     """
-    logits, columns, at = _checked(logits, keys, positions, temperature)
-    if temperature == 0 or not len(logits):
-        return np.argmax(logits, axis=1) if len(logits) else np.zeros(0, np.int64)
-    peaks = _block_peaks(logits) / temperature
+    logits = np.asarray(logits)
+    if logits.ndim != 2:
+        raise ValueError(f"`logits` must be (rows, vocabulary), got {logits.shape}.")
+    columns, at, degrees = checked_rows(len(logits), keys, positions, temperature)
+    peaks = _block_peaks(logits)
+    check_logits(peaks, keys)
+    likeliest = _likeliest(logits, peaks)
+    warm = np.flatnonzero(degrees > 0)
+    if not len(warm):
+        return likeliest
+    rows = _Rows(logits, columns, at, degrees)
+    if len(warm) == len(logits):
+        return _block_sample(rows, peaks, likeliest)
+    likeliest[warm] = _block_sample(rows.take(warm), peaks[warm], likeliest[warm])
+    return likeliest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """What `sample` works on: logits, keys, positions and temperatures, one a row."""
+
+    logits: np.ndarray
+    keys: KeyColumns
+    positions: np.ndarray
+    temperature: np.ndarray
+
+    def take(self, index: np.ndarray) -> "_Rows":
+        keys = self.keys.take(index)
+        return _Rows(self.logits[index], keys, self.positions[index], self.temperature[index])
+
+    def noise(
+        self, row: np.ndarray, ids: np.ndarray, maximum: np.ndarray, winner: np.ndarray
+    ) -> np.ndarray:
+        return _below(self.keys, self.positions, row, ids, maximum, winner)
+
+    def scaled(self, row: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        return np.asarray(self.logits[row, ids].astype(np.float64) / self.temperature[row])
+
+
+def _block_sample(rows: _Rows, peaks: np.ndarray, likeliest: np.ndarray) -> np.ndarray:
+    """The winners, given the largest logit of each block and of each row."""
     num_rows, num_blocks = peaks.shape
     row = np.repeat(np.arange(num_rows), num_blocks)
     block = np.tile(np.arange(num_blocks), num_rows)
-    maximum, winner = _headers(columns, at, row, block)
-    inside = winner < logits.shape[1]
+    maximum, winner = _headers(rows.keys, rows.positions, row, block)
     reached = np.full(len(row), -np.inf)
-    reached[inside] = logits[row[inside], winner[inside]].astype(np.float64) / temperature
-    best = (reached + maximum).reshape(num_rows, num_blocks).max(axis=1)
-    best = np.maximum(best, _likeliest(logits, columns, at, maximum, winner, temperature))
-    alive = np.flatnonzero(peaks.reshape(-1) + maximum >= best[row])
-    entry, ids, scaled = _candidates(logits, alive, row, block, maximum, best, temperature)
-    noise = _below(columns, at, row[entry], ids, maximum[entry], winner[entry])
-    return _winners(row[entry], ids, scaled + noise, num_rows)
+    inside = winner < rows.logits.shape[1]
+    reached[inside] = rows.scaled(row[inside], winner[inside]) + maximum[inside]
+    best = reached.reshape(peaks.shape).max(axis=1)
+    # The likeliest token's score rules out almost every block of a peaked row.
+    every = np.arange(num_rows)
+    entry = every * num_blocks + likeliest // BLOCK
+    noise = rows.noise(every, likeliest, maximum[entry], winner[entry])
+    best = np.maximum(best, rows.scaled(every, likeliest) + noise)
+    entry, ids = _candidates(rows, peaks, maximum.reshape(peaks.shape), best)
+    noise = rows.noise(row[entry], ids, maximum[entry], winner[entry])
+    return _winners(row[entry], ids, rows.scaled(row[entry], ids) + noise, num_rows)
 
 
-def _checked(
-    logits: np.ndarray,
+def checked_rows(
+    num_rows: int,
     keys: Sequence[NoiseKey] | KeyColumns,
     positions: np.ndarray | Sequence[int],
-    temperature: float,
-) -> tuple[np.ndarray, KeyColumns, np.ndarray]:
-    logits = np.asarray(logits)
-    if logits.ndim != 2 or not len(logits) == len(keys) == len(positions):
+    temperature: float | np.ndarray,
+) -> tuple[KeyColumns, np.ndarray, np.ndarray]:
+    """Columns of keys, int64 positions and float64 temperatures, one a row.
+
+    Raises:
+        ValueError: Not one a row, or a temperature or position outside its range.
+    """
+    if not num_rows == len(keys) == len(positions):
         raise ValueError(
             f"`logits` must be (rows, vocabulary) with one key and one position a row, "
-            f"got {logits.shape}, {len(keys)} keys and {len(positions)} positions."
+            f"got {num_rows} rows, {len(keys)} keys and {len(positions)} positions."
         )
-    if not 0 <= temperature < np.inf:
-        raise ValueError(f"`temperature` must be at least 0 and finite, got {temperature}.")
+    degrees = np.asarray(temperature, np.float64)
+    if degrees.shape not in ((), (num_rows,)):
+        raise ValueError(f"`temperature` must be one number or one a row, got {degrees.shape}.")
+    degrees = np.broadcast_to(degrees, num_rows)
+    for row in np.flatnonzero(~((degrees >= 0) & (degrees < np.inf)))[:1]:
+        raise ValueError(
+            f"`temperature` must be at least 0 and finite, got {degrees[row]} {_place(keys, row)}."
+        )
     _check_word("positions", positions)
-    _check_logits(logits)
     columns = keys if isinstance(keys, KeyColumns) else KeyColumns.of(keys)
-    return logits, columns, np.asarray(positions, np.uint64)
+    return columns, np.asarray(positions, np.int64), degrees
 
 
-def _check_logits(logits: np.ndarray) -> None:
+def check_logits(logits: np.ndarray, keys: Sequence[NoiseKey] | KeyColumns | None = None) -> None:
+    """Refuses a row that is not a law: its largest entry must be finite.
+
+    Raises:
+        LogitsError: The first such row, by its number, and its key where `keys` names it.
+    """
     top = logits.max(axis=-1, initial=-np.inf)
-    if np.isnan(top).any():
-        raise ValueError("`logits` must not be NaN.")
-    if np.isinf(top).any():
-        raise ValueError("`logits` must have a finite maximum in every row.")
+    for row in np.flatnonzero(np.isnan(top))[:1]:
+        raise LogitsError(f"`logits` must not be NaN, got one {_place(keys, row)}.", int(row))
+    for row in np.flatnonzero(np.isinf(top))[:1]:
+        raise LogitsError(
+            f"`logits` must have a finite maximum in every row, got {top.flat[row]} "
+            f"{_place(keys, row)}.",
+            int(row),
+        )
+
+
+def _place(keys: Sequence[NoiseKey] | KeyColumns | None, row: np.integer) -> str:
+    """Where a row's fault is: its number, and its key where the caller named it."""
+    named = "" if keys is None or isinstance(keys, KeyColumns) else f" ({keys[int(row)]})"
+    return f"in row {row}{named}"
 
 
 def _block_peaks(logits: np.ndarray) -> np.ndarray:
-    """The largest logit of each block, (rows, blocks), float64."""
+    """The largest logit of each block, (rows, blocks), float64; NaN where the block has one."""
     starts = np.arange(0, logits.shape[1], BLOCK)
     return np.maximum.reduceat(logits, starts, axis=1).astype(np.float64)
 
 
-def _likeliest(
-    logits: np.ndarray,
-    keys: KeyColumns,
-    positions: np.ndarray,
-    maximum: np.ndarray,
-    winner: np.ndarray,
-    temperature: float,
-) -> np.ndarray:
-    """The score of each row's largest logit: on peaked rows it rules out almost every block."""
-    ids = logits.argmax(axis=1)
-    row = np.arange(len(ids))
-    entry = row * (len(maximum) // len(ids)) + ids // BLOCK
-    noise = _below(keys, positions, row, ids, maximum[entry], winner[entry])
-    scaled = logits[row, ids].astype(np.float64) / temperature
-    return np.asarray(scaled + noise)
+def _likeliest(logits: np.ndarray, peaks: np.ndarray) -> np.ndarray:
+    """The id of each row's largest logit, the lowest on ties."""
+    first = peaks.argmax(axis=1) * BLOCK if len(peaks) else np.zeros(0, np.int64)
+    ids = np.minimum(first[:, None] + np.arange(BLOCK), logits.shape[1] - 1)
+    return np.asarray(first + np.take_along_axis(logits, ids, axis=1).argmax(axis=1))
 
 
 def _candidates(
-    logits: np.ndarray,
-    alive: np.ndarray,
-    row: np.ndarray,
-    block: np.ndarray,
-    maximum: np.ndarray,
-    best: np.ndarray,
-    temperature: float,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens whose score could reach their row's best: entry of their block, id, logit / T."""
+    rows: _Rows, peaks: np.ndarray, maximum: np.ndarray, best: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens whose score could reach their row's best: entry of their block, and id.
+
+    Sorted by row, then id. A score is never above logit / T + the block's maximum, in rounding too.
+    """
+    alive = peaks / rows.temperature[:, None] + maximum >= best[:, None]
     found = [
-        (entry[keep], ids[keep], scaled[keep])
-        for entry, ids, scaled in _token_chunks(logits, alive, row, block, temperature)
-        for keep in [(scaled > -np.inf) & (scaled + maximum[entry] >= best[row[entry]])]
+        (row[wins] * peaks.shape[1] + block[wins], block[wins] * BLOCK + offset)
+        for row, block, scaled in _living_blocks(rows, alive)
+        for wins, offset in [
+            ((scaled > -np.inf) & (scaled + maximum[row, block, None] >= best[row, None])).nonzero()
+        ]
     ]
-    entries, ids, scaled = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return entries, ids, scaled
+    entry, ids = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    order = np.argsort(entry // peaks.shape[1], kind="stable")
+    return entry[order], ids[order]
 
 
-def _token_chunks(
-    logits: np.ndarray, alive: np.ndarray, row: np.ndarray, block: np.ndarray, temperature: float
+def _living_blocks(
+    rows: _Rows, alive: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """All tokens of the blocks that are alive, a bounded number of blocks at a time."""
-    width = min(BLOCK, logits.shape[1])
-    for start in range(0, len(alive), 4096):
-        entry = np.repeat(alive[start : start + 4096], width)
-        ids = block[entry] * BLOCK + np.tile(np.arange(width), len(entry) // width)
-        inside = ids < logits.shape[1]
-        entry, ids = entry[inside], ids[inside]
-        yield entry, ids, logits[row[entry], ids].astype(np.float64) / temperature
+    """Row, block and logits / T of the blocks that are alive, a bounded number at a time."""
+    for first, blocks in _slabs(rows.logits):
+        row, block = alive[:, first : first + blocks.shape[1]].nonzero()
+        for start in range(0, len(row), 4096):
+            r, b = row[start : start + 4096], block[start : start + 4096]
+            yield r, first + b, blocks[r, b].astype(np.float64) / rows.temperature[r, None]
+
+
+def _slabs(logits: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Views (rows, blocks, width) with the number of their first block; a short last block apart.
+
+    Blocks are copied out of a view far faster than tokens are gathered by their ids.
+    """
+    size = logits.shape[1]
+    whole = size // BLOCK * BLOCK
+    for begin, end, width in ((0, whole, BLOCK), (whole, size, size - whole)):
+        if begin < end:
+            yield begin // BLOCK, logits[:, begin:end].reshape(len(logits), -1, width)
 
 
 def _winners(row: np.ndarray, ids: np.ndarray, score: np.ndarray, num_rows: int) -> np.ndarray:
     """The id of each row's best score, the lowest on ties; entries are sorted by row, then id."""
     best = np.maximum.reduceat(score, np.searchsorted(row, np.arange(num_rows)))
     hits = np.flatnonzero(score == best[row])
-    return ids[hits[np.searchsorted(row[hits], np.arange(num_rows))]]
+    return np.asarray(ids[hits[np.searchsorted(row[hits], np.arange(num_rows))]])
 
 
 def truncate(
@@ -365,7 +368,7 @@ def truncate(
             f"got {top_k}, {top_p} and {temperature}."
         )
     logits = np.asarray(logits, np.float64)
-    _check_logits(logits)
+    check_logits(logits)
     order = np.argsort(-logits, axis=-1, kind="stable")
     ranked = np.take_along_axis(logits, order, axis=-1)
     kept = np.ones(ranked.shape, bool)
