@@ -36,7 +36,7 @@ class Session(Protocol):
         """The tokens before the first sampled turn; at least one."""
 
     def key(self) -> NoiseKey:
-        """The noise of the turn that is sampled next."""
+        """The noise of the turn that is sampled next; asked for once a turn."""
 
     def advance(self, turn: SampledTurn) -> list[int] | None:
         """Takes a turn and returns the tokens that follow it; null when the episode is over."""

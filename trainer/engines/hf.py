@@ -1,20 +1,25 @@
 """The reference engine: any transformers causal LM, our own decode loop, keyed noise.
 
-Leaves out: reuse of a factual's cache by its forks (their prefix is encoded again), several
-devices.
+Leaves out: reuse of a factual's cache by its forks (their prefix is encoded again), models spread
+over several devices.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedModel
 
+from trainer import noise
 from trainer.engines import SampledTurn, Session
 from trainer.engines.slots import SlotCache
-from twinstats.noise import KeyColumns, sample
+from twinstats.noise import NoiseKey
 
 _PATIENCE = 8
+
+Sampler = Callable[[torch.Tensor, Sequence[NoiseKey], Sequence[int], float], torch.Tensor]
+"""Token ids (R,) from logits (R, V), keys, positions within the turn, and a temperature."""
 
 
 @dataclass(slots=True)
@@ -23,6 +28,7 @@ class _Slot:
 
     session: Session
     pending: list[int]
+    key: NoiseKey
     tokens: list[int] = field(default_factory=list)
     logprob: float = 0.0
     entropy: float = 0.0
@@ -36,6 +42,7 @@ class HfEngine:
         stop: Ids that end a turn.
         max_turn_tokens: A turn without a stop id ends here.
         max_batch: Rows decoded together; a finished row is given to the next session.
+        sampler: What draws the tokens; another than keyed noise is for comparisons.
     """
 
     def __init__(
@@ -45,11 +52,13 @@ class HfEngine:
         stop: frozenset[int],
         max_turn_tokens: int,
         max_batch: int = 128,
+        sampler: Sampler = noise.sample,
     ) -> None:
         self._model = model
         self._stop = stop
         self._max_turn_tokens = max_turn_tokens
         self._max_batch = max_batch
+        self._sampler = sampler
         self.encoded = 0
 
     @torch.inference_mode()
@@ -79,11 +88,11 @@ class HfEngine:
     ) -> list[int]:
         """Draws the next token of each row; returns the rows whose session is over."""
         slots = [batch.slot(row) for row in rows]
-        keys = KeyColumns.of([slot.session.key() for slot in slots])
-        tokens = sample(logits.numpy(), keys, [len(slot.tokens) for slot in slots], temperature)
+        keys, positions = [slot.key for slot in slots], [len(slot.tokens) for slot in slots]
+        tokens = self._sampler(logits, keys, positions, temperature)
         logprobs = torch.log_softmax(logits / (temperature or 1.0), dim=-1)
         entropies = -(logprobs.exp() * logprobs).sum(-1)
-        chosen = logprobs.gather(1, torch.from_numpy(tokens)[:, None])[:, 0]
+        chosen = logprobs.gather(1, tokens[:, None])[:, 0]
         over = []
         for row, slot, token, logprob, entropy in zip(
             rows, slots, tokens.tolist(), chosen.tolist(), entropies.tolist(), strict=True
@@ -111,6 +120,7 @@ def _hand_over(slot: _Slot, is_stopped: bool) -> bool:
     if following is None:
         return False
     slot.pending = slot.pending + following
+    slot.key = slot.session.key()
     slot.tokens, slot.logprob, slot.entropy = [], 0.0, 0.0
     return True
 
@@ -120,6 +130,9 @@ class _Batch:
 
     def __init__(self, model: PreTrainedModel, num_rows: int) -> None:
         self._model = model
+        # vLLM's CPU build wants an older transformers, where the cache has its old name
+        parameters = inspect.signature(model.base_model.forward).parameters
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self._cache = SlotCache(model.config.num_hidden_layers, num_rows)
         self.slots: list[_Slot | None] = [None] * num_rows
 
@@ -141,7 +154,7 @@ class _Batch:
     def seat(self, row: int, session: Session) -> None:
         """Gives a row to a session."""
         self._cache.clear(row)
-        self.slots[row] = _Slot(session, session.start())
+        self.slots[row] = _Slot(session, session.start(), session.key())
 
     def next_rows(self) -> list[int]:
         """The rows that the next pass serves: those with one token each, or some with more.
@@ -183,12 +196,13 @@ class _Batch:
             ids[number, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
         index = torch.tensor(passed)
         positions, visible = self._cache.begin(index, counts)
+        device = self._model.device
         hidden = self._model.base_model(
-            input_ids=ids,
-            attention_mask=visible,
-            position_ids=positions,
-            cache=self._cache,
+            input_ids=ids.to(device),
+            attention_mask=visible.to(device),
+            position_ids=positions.to(device),
             use_cache=True,
+            **{self._cache_name: self._cache},
         ).last_hidden_state
         self._cache.end(index, counts)
         fed = torch.nonzero(counts)[:, 0]
