@@ -68,6 +68,8 @@ class Limit:
 def report(title: str, rows: Sequence[Comparison | Limit], *, repeats: int) -> None:
     """Measures both sides in turns, and prints medians with their spread, ratios and goals.
 
+    The ratio is the median over the turns: what slows the machine for a while slows both sides.
+
     The other side of a `Limit` is the limit, and its goal is a ratio of 1.
     """
     table = Table(title=title)
@@ -82,7 +84,7 @@ def report(title: str, rows: Sequence[Comparison | Limit], *, repeats: int) -> N
         else:
             ours, others = _timed(row, repeats)
             theirs, goal = _spread(others), row.goal
-            ratio = statistics.median(ours) / statistics.median(others)
+            ratio = statistics.median(a / b for a, b in zip(ours, others, strict=True))
         met += ratio < goal
         table.add_row(row.what, _spread(ours), theirs, f"{ratio:.2f}", f"{goal:.2f}")
     console = Console()

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
+from trainer import noise
 from trainer.config import Config
-from trainer.engines.hf import HfEngine
+from trainer.engines.hf import HfEngine, Sampler
 from trainer.policy import Policy
 from trainer.rollout import Limits, Rollout
 from trainer.tasks import make as make_environment
@@ -34,7 +35,7 @@ def check(config: Config) -> None:
     make_method(config)
 
 
-def make_rollout(policy: Policy, config: Config) -> Rollout:
+def make_rollout(policy: Policy, config: Config, *, sampler: Sampler = noise.sample) -> Rollout:
     """The rollout of a policy with the `hf` engine.
 
     Raises:
@@ -49,6 +50,7 @@ def make_rollout(policy: Policy, config: Config) -> Rollout:
         stop=frozenset(stop),
         max_turn_tokens=config.rollout.max_turn_tokens,
         max_batch=config.rollout.max_batch,
+        sampler=sampler,
     )
     return Rollout(
         policy,

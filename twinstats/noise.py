@@ -40,6 +40,7 @@ __all__ = [
 BLOCK = 256
 _PAIR_LANE = 2**31
 _LOG_BLOCK = math.log(BLOCK)
+_Words = tuple[np.ndarray, ...]
 
 
 def generator(seed: int, purpose: str, step: int = 0) -> np.random.Generator:
@@ -96,10 +97,9 @@ def gumbel(key: NoiseKey, position: int, ids: np.ndarray | Sequence[int]) -> np.
     _check_word("ids", ids)
     tokens = np.asarray(ids, np.int64)
     flat = tokens.reshape(-1)
-    index = np.zeros(len(flat), np.intp)
-    keys, at = KeyColumns.of([key]), np.array([position], np.uint64)
-    maximum, winner = _headers(keys, at, index, flat // BLOCK)
-    return _below(keys, at, index, flat, maximum, winner).reshape(tokens.shape)
+    keys, at = KeyColumns.of([key]), np.array([position])
+    maximum, winner = _headers(keys.blocks(flat // BLOCK, at), flat // BLOCK)
+    return _below(keys.blocks(_pair_lane(flat), at), flat, maximum, winner).reshape(tokens.shape)
 
 
 def _check_word(name: str, values: np.ndarray | Sequence[int] | int) -> None:
@@ -111,26 +111,21 @@ def _check_word(name: str, values: np.ndarray | Sequence[int] | int) -> None:
         raise ValueError(f"`{name}` must be in [0, 2**32), got {array.min()} to {array.max()}.")
 
 
-def _headers(
-    keys: KeyColumns, positions: np.ndarray, index: np.ndarray, block: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Maximum of each block and the id that attains it, for entry i of key index[i]."""
-    w0, w1, w2, _ = keys.take(index).blocks(block.astype(np.uint64), positions[index])
+def _headers(words: _Words, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Maximum of each block and the id that attains it, from the words at lane `block`."""
+    w0, w1, w2, _ = words
     maximum = -np.log(-np.log(uniform52(w0, w1))) + _LOG_BLOCK
     return maximum, block * BLOCK + (w2 >> np.uint64(24)).astype(np.int64)
 
 
-def _below(
-    keys: KeyColumns,
-    positions: np.ndarray,
-    index: np.ndarray,
-    ids: np.ndarray,
-    maximum: np.ndarray,
-    winner: np.ndarray,
-) -> np.ndarray:
-    """Noise of each id given its block's header: Gumbel truncated at the block's maximum."""
-    lane = (_PAIR_LANE + (ids >> 1)).astype(np.uint64)
-    w0, w1, w2, w3 = keys.take(index).blocks(lane, positions[index])
+def _pair_lane(ids: np.ndarray) -> np.ndarray:
+    """Where the words of ids below their block's maximum are."""
+    return _PAIR_LANE + (ids >> 1)
+
+
+def _below(words: _Words, ids: np.ndarray, maximum: np.ndarray, winner: np.ndarray) -> np.ndarray:
+    """Noise of each id, from its words and its block's header: Gumbel truncated at the maximum."""
+    w0, w1, w2, w3 = words
     odd = (ids & 1).astype(bool)
     uniform_ = uniform52(np.where(odd, w2, w0), np.where(odd, w3, w1))
     value = -np.log(np.exp(-maximum) - np.log(uniform_))
@@ -206,10 +201,8 @@ class _Rows:
         keys = self.keys.take(index)
         return _Rows(self.logits[index], keys, self.positions[index], self.temperature[index])
 
-    def noise(
-        self, row: np.ndarray, ids: np.ndarray, maximum: np.ndarray, winner: np.ndarray
-    ) -> np.ndarray:
-        return _below(self.keys, self.positions, row, ids, maximum, winner)
+    def words(self, row: np.ndarray, lane: np.ndarray) -> _Words:
+        return self.keys.take(row).blocks(lane, self.positions[row])
 
     def scaled(self, row: np.ndarray, ids: np.ndarray) -> np.ndarray:
         return np.asarray(self.logits[row, ids].astype(np.float64) / self.temperature[row])
@@ -218,21 +211,23 @@ class _Rows:
 def _block_sample(rows: _Rows, peaks: np.ndarray, likeliest: np.ndarray) -> np.ndarray:
     """The winners, given the largest logit of each block and of each row."""
     num_rows, num_blocks = peaks.shape
-    row = np.repeat(np.arange(num_rows), num_blocks)
-    block = np.tile(np.arange(num_blocks), num_rows)
-    maximum, winner = _headers(rows.keys, rows.positions, row, block)
-    reached = np.full(len(row), -np.inf)
-    inside = winner < rows.logits.shape[1]
-    reached[inside] = rows.scaled(row[inside], winner[inside]) + maximum[inside]
-    best = reached.reshape(peaks.shape).max(axis=1)
-    # The likeliest token's score rules out almost every block of a peaked row.
-    every = np.arange(num_rows)
-    entry = every * num_blocks + likeliest // BLOCK
-    noise = rows.noise(every, likeliest, maximum[entry], winner[entry])
-    best = np.maximum(best, rows.scaled(every, likeliest) + noise)
-    entry, ids = _candidates(rows, peaks, maximum.reshape(peaks.shape), best)
-    noise = rows.noise(row[entry], ids, maximum[entry], winner[entry])
-    return _winners(row[entry], ids, rows.scaled(row[entry], ids) + noise, num_rows)
+    row, block = np.arange(num_rows), np.arange(num_blocks)
+    # One draw for the headers and for the likeliest token, whose score rules out almost every
+    # block of a peaked row.
+    lanes = np.broadcast_to(block, peaks.shape)
+    lanes = np.concatenate((lanes, _pair_lane(likeliest)[:, None]), axis=1)
+    words = rows.words(row[:, None], lanes)
+    maximum, winner = _headers(tuple(word[:, :-1] for word in words), block)
+    at = row, likeliest // BLOCK
+    noise = _below(tuple(word[:, -1] for word in words), likeliest, maximum[at], winner[at])
+    inside = (winner < rows.logits.shape[1]).nonzero()
+    reached = np.full(peaks.shape, -np.inf)
+    reached[inside] = rows.scaled(inside[0], winner[inside]) + maximum[inside]
+    best = np.maximum(reached.max(axis=1), rows.scaled(row, likeliest) + noise)
+    row, ids = _candidates(rows, peaks, maximum, best)
+    at = row, ids // BLOCK
+    noise = _below(rows.words(row, _pair_lane(ids)), ids, maximum[at], winner[at])
+    return _winners(row, ids, rows.scaled(row, ids) + noise, num_rows)
 
 
 def checked_rows(
@@ -303,21 +298,21 @@ def _likeliest(logits: np.ndarray, peaks: np.ndarray) -> np.ndarray:
 def _candidates(
     rows: _Rows, peaks: np.ndarray, maximum: np.ndarray, best: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens whose score could reach their row's best: entry of their block, and id.
+    """Tokens whose score could reach their row's best: row and id, sorted by row, then id.
 
-    Sorted by row, then id. A score is never above logit / T + the block's maximum, in rounding too.
+    A score is never above logit / T + the block's maximum, in rounding too.
     """
     alive = peaks / rows.temperature[:, None] + maximum >= best[:, None]
     found = [
-        (row[wins] * peaks.shape[1] + block[wins], block[wins] * BLOCK + offset)
+        (row[wins], block[wins] * BLOCK + offset)
         for row, block, scaled in _living_blocks(rows, alive)
         for wins, offset in [
             ((scaled > -np.inf) & (scaled + maximum[row, block, None] >= best[row, None])).nonzero()
         ]
     ]
-    entry, ids = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    order = np.argsort(entry // peaks.shape[1], kind="stable")
-    return entry[order], ids[order]
+    row, ids = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    order = np.argsort(row, kind="stable")
+    return row[order], ids[order]
 
 
 def _living_blocks(

@@ -130,8 +130,8 @@ def test_rounding_lifts_no_noise_above_its_blocks_maximum(monkeypatch):
     maximum = np.linspace(-2, 30, 5000)
     unclamped = -np.log(np.exp(-maximum) - np.log(1 - 2.0**-53))
     assert (unclamped > maximum).any()
-    keys, zeros = KeyColumns.of([KEY]), np.zeros(5000, np.intp)
-    below = noise._below(keys, np.zeros(1, np.uint64), zeros, zeros, maximum, zeros + 1)
+    zeros = np.zeros(5000, np.int64)
+    below = noise._below((zeros.astype(np.uint64),) * 4, zeros, maximum, zeros + 1)
     assert (below <= maximum).all()
 
 
@@ -317,9 +317,9 @@ def test_masked_tokens_are_never_looked_into(monkeypatch, live):
     looked = []
     below = noise._below
 
-    def counted(keys, positions, index, ids, maximum, winner):
+    def counted(words, ids, maximum, winner):
         looked.append(len(ids))
-        return below(keys, positions, index, ids, maximum, winner)
+        return below(words, ids, maximum, winner)
 
     monkeypatch.setattr(noise, "_below", counted)
     sample(logits, [NoiseKey(0, 0, row, 0) for row in range(30)], [0] * 30)
