@@ -135,7 +135,7 @@ class BudgetMemory:
             )
         ]
 
-    def observe(self, credits: Sequence[Credit]) -> None:
+    def observe(self, credits: Sequence[Credit], ratios: object = None) -> None:
         """Learns from a finished step: discordance, tails, what was spent, the next price."""
         episodes = [e for credit in credits for e in credit.episodes if e.fork is None]
         forks = [fork for credit in credits for fork in credit.info.get("forks", ())]

@@ -8,6 +8,8 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from twinstats.episodes import Credit, Group
 from twinstats.errors import unknown
 
@@ -20,12 +22,16 @@ class Need:
     forks: bool = False
 
 
+Ratios = Sequence[Sequence[np.ndarray]]
+"""After the update: for each credit and each of its episodes, every turn's likelihood ratio."""
+
+
 @runtime_checkable
 class Memory(Protocol):
     """What a method carries over steps."""
 
-    def observe(self, credits: Sequence[Credit]) -> None:
-        """Learns from a finished step."""
+    def observe(self, credits: Sequence[Credit], ratios: Ratios | None) -> None:
+        """Learns from a finished step; `ratios` may be null."""
 
     def state(self) -> dict[str, Any]:
         """Everything it carries, as strict JSON."""
@@ -100,10 +106,10 @@ class Method:
         """What the method does once over a step's credits."""
         return self._entry.finish(credits) if self._entry.finish else credits
 
-    def observe(self, step: int, credits: Sequence[Credit], ratios: Any = None) -> None:
+    def observe(self, step: int, credits: Sequence[Credit], ratios: Ratios | None = None) -> None:
         """Learns from a finished step; called once a step, groups in row order."""
         if self._memory is not None:
-            self._memory.observe(credits)
+            self._memory.observe(credits, ratios)
 
     def state(self) -> dict[str, Any]:
         """What it carries over steps, as strict JSON; empty without a memory."""
