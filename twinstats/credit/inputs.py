@@ -65,7 +65,7 @@ def step_rewards(episode: Episode) -> np.ndarray:
 
 
 def returns_to_go(rewards: np.ndarray, discount: float = 1.0) -> np.ndarray:
-    """sum over k >= t of discount^(k - t) * reward_k, one entry a turn.
+    """Discounted returns: sum over k >= t of discount^(k - t) * reward_k, one entry a turn.
 
     >>> returns_to_go(np.array([1.0, 0.0, 4.0]), 0.5).tolist()
     [2.0, 2.0, 4.0]
