@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: setup demo test test-slow check bench clean
+.PHONY: setup demo test test-slow test-vllm check bench clean
 
 setup: .venv/ready
 
@@ -27,8 +27,24 @@ test: check
 test-slow: check
 	$(BIN)/python -m pytest -m slow
 
+# Real vLLM on a CPU, in an environment of its own, on both of its model runners. The second
+# runner's Triton kernels are interpreted; Triton is kept apart, or the first would see it too.
+test-vllm: .venv-vllm/ready .venv-vllm/triton/ready
+	.venv-vllm/bin/python -m pytest -m vllm tests/vllm
+	VLLM_USE_V2_MODEL_RUNNER=1 .venv-vllm/bin/python -m pytest -m vllm tests/vllm/test_engine.py
+
+.venv-vllm/ready: pyproject.toml requirements-vllm.lock
+	python3.11 -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-vllm.lock
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+.venv-vllm/triton/ready: requirements.lock | .venv-vllm/ready
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade -c requirements.lock --target .venv-vllm/triton triton
+	touch $@
+
 bench: setup
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-vllm build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,5 +1,6 @@
-"""The commands `twice train` and `twice evaluate`. torch is imported only when one runs."""
+"""The commands `twice train`, `evaluate` and `retrofit`. torch is imported only when one runs."""
 
+import functools
 import warnings
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -17,6 +18,8 @@ from twinstats.records import read_run, refuse_existing, reopen_run
 
 if TYPE_CHECKING:
     from trainer.policy import Policy
+
+_SHOWN = 5  # failures that `retrofit` names on the terminal
 
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Change one field: path=value.", metavar="P=V")
@@ -86,30 +89,87 @@ def evaluate(
     settings: Settings = None,
 ) -> None:
     """Evaluate a run's checkpoint on the test questions, sampled and greedy."""
-    from trainer.checkpoint import load_checkpoint, newest
     from trainer.evaluate import evaluate as evaluate_policy
     from trainer.evaluate import evaluation_tasks
     from trainer.setup import make_rollout
-    from trainer.train import load_weights
 
+    config = _trained_config(run, settings or [])
+    policy, step = _trained_policy(run, checkpoint, config)
+    rollout = make_rollout(policy, config)
+    for label, temperature in (("sampled", None), ("greedy", 0.0)):
+        found, _ = evaluate_policy(rollout, evaluation_tasks(config), 0, temperature=temperature)
+        typer.echo(
+            f"step {step}, {label}: exact match {found.exact_match:.3f} "
+            f"(standard error {found.stderr:.3f}, {found.num_questions} questions), "
+            f"all right {found.all_right:.3f}"
+        )
+
+
+def retrofit(
+    episodes: Annotated[
+        Path, typer.Argument(metavar="EPISODES.jsonl", help="One logged episode a line.")
+    ],
+    policy: Annotated[Path, typer.Option(help="Run folder of the policy that sampled them.")],
+    out: Annotated[Path, typer.Option(help="Run folder to write.")],
+    checkpoint: Annotated[int | None, typer.Option(help="Step; default the newest.")] = None,
+    settings: Settings = None,
+) -> None:
+    """Credit the turns of episodes that were sampled elsewhere, by twins that share their luck.
+
+    A line is {"task": ID, "turns": [...], "observations": [...]}: the ids of the task's questions
+    joined by +, of each turn the token ids as they were sampled (or its text), and, if known, what
+    was shown before each turn. They must have been sampled by the policy, at `rollout.temperature`
+    and cut at `rollout.max_turn_tokens`.
+    """
+    from trainer.episode_log import read_episodes
+    from trainer.retrofit import logged_task
+    from trainer.retrofit import retrofit as retrofit_episodes
+    from trainer.setup import check, make_rollout
+
+    fixed = ["credit.method=twice", "optimizer.learning_rate=0"]  # it learns nothing
+    config = _trained_config(policy, [*fixed, *(settings or [])])
+    check(config)
+    refuse_existing(out, remedy="name another folder")
+    task_of = functools.partial(logged_task, config=config)
+    logged = read_episodes(episodes, task_of, config.model.vocabulary)
+    rollout = make_rollout(_trained_policy(policy, checkpoint, config)[0], config)
+    with _bar() as bar:
+        task = bar.add_task(config.credit.method, total=None, note="replay")
+
+        def on_step(step: int, steps: int) -> None:
+            bar.update(task, completed=step, total=steps, note=f"step {step} of {steps}")
+
+        found = retrofit_episodes(rollout, config, logged, out, started=_now, on_step=on_step)
+    for place, reason in found.failures[:_SHOWN]:
+        typer.echo(f"{place}: not adopted: {reason}.", err=True)
+    typer.echo(
+        f"{out}: {len(logged) - len(found.failures)} of {len(logged)} episodes adopted, "
+        f"{found.num_forks} forks; of {found.num_null} null twins "
+        f"{found.num_disagreeing} drew other tokens."
+    )
+
+
+def _trained_config(run: Path, settings: list[str]) -> Config:
+    """The configuration of a training run, changed; never its model."""
     trained = from_dict(read_run(run)["configuration"])
-    config = changed(trained, settings or [])
+    config = changed(trained, settings)
     if config.model != trained.model:
         raise UsageError("`--set model` cannot change the model that a checkpoint is of.")
+    return config
+
+
+def _trained_policy(run: Path, checkpoint: int | None, config: Config) -> "tuple[Policy, int]":
+    """The policy of a run's checkpoint, and its step."""
+    from trainer.checkpoint import load_checkpoint, newest
+    from trainer.train import load_weights
+
     path = newest(run / "checkpoints", checkpoint)
     if path is None:
         raise UsageError(f"{run} has no checkpoint yet.")
     loaded = load_checkpoint(path)
     policy = warmed(config)
     load_weights(policy, loaded)
-    rollout = make_rollout(policy, config)
-    for label, temperature in (("sampled", None), ("greedy", 0.0)):
-        found, _ = evaluate_policy(rollout, evaluation_tasks(config), 0, temperature=temperature)
-        typer.echo(
-            f"step {loaded.step}, {label}: exact match {found.exact_match:.3f} "
-            f"(standard error {found.stderr:.3f}, {found.num_questions} questions), "
-            f"all right {found.all_right:.3f}"
-        )
+    return policy, loaded.step
 
 
 def _bar() -> Progress:

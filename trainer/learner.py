@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from trainer.config import Config
-from trainer.loss import Batch, action_spans, episode_ids, make_batch, policy_loss
-from trainer.policy import Policy, padded, token_logprobs
+from trainer.loss import Batch, action_spans, make_batch, padded_episodes, policy_loss
+from trainer.policy import Policy, token_logprobs
 from twinstats.episodes import Credit, Episode
 
 
@@ -62,11 +62,7 @@ def engine_gap(policy: Policy, episodes: Sequence[Episode], config: Config) -> f
 
     Called before an update: both sides then have the same weights.
     """
-    ids, mask = padded([episode_ids(episode) for episode in episodes])
-    wanted = torch.zeros_like(mask)
-    for row, episode in enumerate(episodes):
-        for begin, end in action_spans(episode):
-            wanted[row, begin:end] = True
+    ids, mask, wanted = padded_episodes(episodes)
     logp, _ = token_logprobs(
         policy.model, ids, mask, wanted, temperature=config.rollout.temperature
     )

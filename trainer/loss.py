@@ -102,6 +102,18 @@ def action_spans(episode: Episode) -> list[tuple[int, int]]:
     return spans
 
 
+def padded_episodes(
+    episodes: Sequence[Episode],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ids (R, L) of whole episodes, right-padded, their mask, and which tokens were sampled."""
+    ids_RL, mask_RL = padded([episode_ids(episode) for episode in episodes])
+    sampled_RL = torch.zeros_like(mask_RL)
+    for row, episode in enumerate(episodes):
+        for begin, end in action_spans(episode):
+            sampled_RL[row, begin:end] = True
+    return ids_RL, mask_RL, sampled_RL
+
+
 def policy_loss(
     logp_RL: torch.Tensor, behaviour_RL: torch.Tensor, batch: Batch, config: LossConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,7 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainer import adoption
 from trainer.engines import Engine, SampledTurn
+from trainer.episode_log import LoggedEpisode
+from trainer.noise.logged import Noise
 from trainer.policy import Policy
 from trainer.tasks import Environment, ToolError
 from twinstats.episodes import DIFFERENT, KEEP, RESAMPLE, Episode, Fork, Task, Turn
@@ -21,6 +24,9 @@ from twinstats.noise import NoiseKey
 from twinstats.rows import null_disagreements
 
 EVALUATION = Streams(None, Stream("evaluation"), Stream("evaluation/environment"))
+
+RESET_SLOT = 2**16 - 1
+"""The slot whose noise an environment's `reset` gets: the last one, which no turn may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +61,7 @@ class Rollout:
     ) -> None:
         self.policy = policy
         self.exact_replay = True
-        self._engine = engine
+        self.engine = engine
         self._environment = environment
         self._seed = seed
         self._temperature = temperature
@@ -71,7 +77,10 @@ class Rollout:
     ) -> list[Episode]:
         """One episode of each task with noise of its own purpose; temperature 0 is greedy."""
         plays = [self._factual(task, row, step, EVALUATION) for row, task in enumerate(tasks)]
-        return self._run(plays, self._temperature if temperature is None else temperature)
+        episodes = self._run(plays, self._temperature if temperature is None else temperature)
+        for episode in episodes:
+            episode.info["purpose"] = "evaluation"
+        return episodes
 
     def fork(self, forks: Sequence[Fork]) -> list[Episode]:
         """The forked episodes in the order asked, all in one batch.
@@ -82,8 +91,14 @@ class Rollout:
 
         Raises:
             NotImplementedError: DIFFERENT, or maximal coupling.
+            ValueError: A fork of an evaluation's episode.
         """
         for fork in forks:
+            if fork.episode.info.get("purpose") == "evaluation":
+                raise ValueError(
+                    f"Episode {fork.episode.name} was played by `evaluate`, whose noise forks "
+                    "do not have: fork what `play` returns."
+                )
             if fork.action is DIFFERENT or fork.coupling == "maximal":
                 wanted = "DIFFERENT" if fork.action is DIFFERENT else "coupling='maximal'"
                 raise NotImplementedError(f"The rollout of language models lacks {wanted} yet.")
@@ -91,6 +106,36 @@ class Rollout:
         _, by_token, by_outcome = null_disagreements(played)
         self.exact_replay = self.exact_replay and not by_token and not by_outcome
         return played
+
+    def adopt(self, logged: Sequence[LoggedEpisode], step: int) -> list[Episode]:
+        """Episodes that were sampled elsewhere, as factuals: `explain` of what `replay` returns.
+
+        Their forks work as those of any factual. Where a fork shares the luck, it draws with noise
+        that explains the logged tokens; that makes credit unbiased if the tokens were drawn from
+        this policy, with its weights, temperature and limits of now. The environment must be
+        deterministic given the actions: the luck of a logged one is not known.
+        """
+        return self.explain(self.replay(logged, step))
+
+    def replay(self, logged: Sequence[LoggedEpisode], step: int) -> list[Episode]:
+        """The logged turns played into the environment; rows count up from 0 within the step.
+
+        One that goes otherwise than the log says has a null outcome and a reason.
+        """
+        return [
+            self._replayed(self._factual(one.task, row, step), one)
+            for row, one in enumerate(logged)
+        ]
+
+    def explain(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """Replayed episodes with the noise that explains them; see `adoption.explained`.
+
+        They hold the logits of every sampled token as long as they live: 4 bytes times tokens times
+        vocabulary, 90 MB for 150 tokens of 152,000. Explain as many as fit, and let go of them.
+        """
+        return adoption.explained(
+            self.policy, episodes, seed=self._seed, temperature=self._temperature
+        )
 
     def provide(self, need: str, episodes: Sequence[Episode]) -> None:
         """Nothing yet: no method of this version has needs.
@@ -112,6 +157,12 @@ class Rollout:
             streams=streams,
         )
 
+    def _replayed(self, play: "Play", logged: LoggedEpisode) -> Episode:
+        if play.begin():
+            encode, ends = self.policy.encode, self.engine.ends
+            play.refuse(adoption.replay(play, logged, encode=encode, ends=ends))
+        return play.episode()
+
     def _forked(self, fork: Fork) -> "Play":
         parent = fork.episode
         return Play(
@@ -131,7 +182,7 @@ class Rollout:
         degree = self._temperature if temperature is None else temperature
         waiting = [play for play in plays if play.begin()]
         if waiting:
-            self._engine.run(waiting, temperature=degree)
+            self.engine.run(waiting, temperature=degree)
         return [play.episode() for play in plays]
 
 
@@ -155,6 +206,7 @@ class Play:
         self._policy, self._environment, self._limits = policy, environment, limits
         self._seed, self._task, self._row, self._step = seed, task, row, step
         self._streams, self._fork, self._skips_equal = streams, fork, skips_equal
+        self._logged = adoption.logged_noise(fork)
         self._turns: list[Turn] = []
         self._texts: list[str] = []
         self._shown: tuple[int, ...] = ()
@@ -177,7 +229,7 @@ class Play:
     def _begin(self) -> bool:
         fork = self._fork
         first = self._streams if fork is None else FACTUAL  # a fork starts as its factual did
-        observation = self._environment.reset(self._task.info, self._noise(first))
+        observation = self._environment.reset(self._task.info, self._noise(first, RESET_SLOT))
         self._show(self._policy.encode(observation))
         if fork is None:
             return True
@@ -196,12 +248,18 @@ class Play:
             *self._shown
         ]
 
-    def key(self) -> NoiseKey:
-        """The decision stream at the fork's turn, the tail's after it."""
+    def key(self) -> Noise:
+        """The decision stream at the fork's turn, the tail's after it.
+
+        Where the tail is that of an adopted factual, the noise that explains what it was.
+        """
         at_fork = self._fork is not None and len(self._turns) == self._fork.turn
         stream = self._streams.decision if at_fork else self._streams.tail
         assert stream is not None
-        return stream.key(self._seed, self._step, self._row, self._slot())
+        slot = self._slot()
+        if stream == FACTUAL.tail and slot in self._logged:
+            return self._logged[slot]
+        return stream.key(self._seed, self._step, self._row, slot)
 
     def advance(self, turn: SampledTurn) -> list[int] | None:
         """Plays a sampled turn; the ids of what the environment shows next, null when over."""
@@ -217,6 +275,11 @@ class Play:
         goes_on = self._recorded(lambda: self._take(turn.tokens, turn.logprob, turn.entropy))
         return list(self._shown) if goes_on else None
 
+    def refuse(self, reason: str | None) -> None:
+        """Takes the outcome from the episode for a reason, if there is one and none before."""
+        if reason is not None and (self._result is None or self._result.outcome is not None):
+            self._result = self._failed(reason)
+
     def episode(self) -> Episode:
         """The finished episode."""
         assert self._result is not None
@@ -225,8 +288,7 @@ class Play:
     def _slot(self) -> int:
         return self._environment.slot(self._texts)
 
-    def _noise(self, streams: Streams) -> NoiseKey:
-        slot = self._slot() if self._turns else 0
+    def _noise(self, streams: Streams, slot: int) -> NoiseKey:
         return streams.environment.key(self._seed, self._step, self._row, slot)
 
     def _show(self, ids: Sequence[int]) -> None:
@@ -241,7 +303,7 @@ class Play:
         parent = self._fork.episode
         turn = parent.turns[index]
         text = self._policy.decode(turn.action)
-        noise = self._noise(episode_streams(parent.owner(index)))
+        noise = self._noise(episode_streams(parent.owner(index)), self._slot())
         step = self._environment.step(text, noise)
         self._turns.append(turn)
         self._texts.append(text)
@@ -263,8 +325,9 @@ class Play:
 
     def _take(self, action: tuple[int, ...], logprob: float | None, entropy: float | None) -> bool:
         """Plays a new turn; whether the episode goes on."""
-        slot, noise = self._slot(), self._noise(self._streams)
-        if any(turn.slot == slot for turn in self._turns):
+        slot = self._slot()
+        noise = self._noise(self._streams, slot)
+        if slot in (RESET_SLOT, *(turn.slot for turn in self._turns)):
             raise ValueError(f"The task named slot {slot} twice.")
         text = self._policy.decode(action)
         step = self._environment.step(text, noise)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from trainer import noise
 from trainer.config import Config
 from trainer.engines.hf import HfEngine, Sampler
+from trainer.noise import logged
 from trainer.policy import Policy
 from trainer.rollout import Limits, Rollout
 from trainer.tasks import make as make_environment
@@ -35,7 +35,7 @@ def check(config: Config) -> None:
     make_method(config)
 
 
-def make_rollout(policy: Policy, config: Config, *, sampler: Sampler = noise.sample) -> Rollout:
+def make_rollout(policy: Policy, config: Config, *, sampler: Sampler = logged.sample) -> Rollout:
     """The rollout of a policy with the `hf` engine.
 
     Raises:

@@ -137,15 +137,14 @@ def _step(training: Training) -> dict[str, float]:
     gap = engine_gap(training.policy, episodes, config)
     metrics = update(training.policy, training.optimizer, credits, config)
     training.method.observe(training.step, credits)
-    forks = [fork for credit in credits for fork in credit.info["forks"]]
-    metrics |= _play_metrics(groups, credits, forks)
+    metrics |= play_metrics(groups, credits)
     training.total_tokens += int(
         metrics["train/sampled_tokens"] + metrics["train/auxiliary_tokens"]
     )
     metrics["train/total_tokens"] = training.total_tokens
     metrics["engine/logprob_gap_nats"] = gap
     metrics["time/step_seconds"] = time.perf_counter() - begun
-    _log(training, episodes, forks, credits)
+    log_step(training.run, training.step, groups, credits, policy=training.policy, config=config)
     every = config.evaluation.every
     if training.is_over or (every and training.step % every == 0):
         metrics |= _evaluation_metrics(training)
@@ -167,9 +166,9 @@ def train_tasks(config: Config, step: int) -> list[Task]:
     return [Task(row.id, row.info) for row in rows[: config.rollout.groups]]
 
 
-def _play_metrics(
-    groups: Sequence[Group], credits: Sequence[Credit], forks: Sequence[Episode]
-) -> dict[str, float]:
+def play_metrics(groups: Sequence[Group], credits: Sequence[Credit]) -> dict[str, float]:
+    """What a step's factuals and forks came to, by name."""
+    forks = _forks(credits)
     episodes = [episode for group in groups for episode in group.episodes]
     outcomes = [episode.outcome for episode in episodes if episode.outcome is not None]
     uninformative = sum(
@@ -234,32 +233,40 @@ def _evaluate_first(training: Training) -> None:
         )
 
 
-def _log(
-    training: Training,
-    episodes: Sequence[Episode],
-    forks: Sequence[Episode],
+def log_step(
+    run: Run,
+    step: int,
+    groups: Sequence[Group],
     credits: Sequence[Credit],
+    *,
+    policy: Policy,
+    config: Config,
 ) -> None:
-    step, run = training.step, training.run
+    """Writes the tables of a step: its factuals, their forks and their credit."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    forks = _forks(credits)
     run.write("episodes", step, episode_rows([*episodes, *forks]))
     run.write("turns", step, turn_rows(episodes))
     run.write("pairs", step, pair_rows(forks))
     run.write("allocations", step, allocation_rows(credits))
-    run.write("credit", step, credit_rows(credits, training.method.name))
-    run.write("texts", step, text_rows(training, [*episodes, *forks]))
+    run.write("credit", step, credit_rows(credits, config.credit.method))
+    told = [one for one in (*episodes, *forks) if one.row < config.log.text_rows]
+    run.write("texts", step, text_rows(policy, told))
 
 
-def text_rows(training: Training, episodes: Sequence[Episode]) -> list[dict[str, Any]]:
-    """Rows of the table `texts` for the first rows of a step; of a fork, its own turns only."""
-    decode = training.policy.decode
+def text_rows(policy: Policy, episodes: Sequence[Episode]) -> list[dict[str, Any]]:
+    """Rows of the table `texts`; of a fork, its own turns only."""
     return [
-        {"episode": episode.name, "turn": index, "role": role, "text": decode(ids)}
+        {"episode": episode.name, "turn": index, "role": role, "text": policy.decode(ids)}
         for episode in episodes
-        if episode.row < training.config.log.text_rows
         for index, turn in enumerate(episode.turns)
         if episode.owner(index) is episode
         for role, ids in (("observation", turn.info["shown"]), ("action", turn.action))
     ]
+
+
+def _forks(credits: Sequence[Credit]) -> list[Episode]:
+    return [fork for credit in credits for fork in credit.info["forks"]]
 
 
 def _save(training: Training) -> None:

@@ -200,9 +200,28 @@ class Fork:
             return self.skip_equal
         return exact_replay and self.action is RESAMPLE and self.luck is SHARED
 
+    def tail_key(self, *, exact_replay: bool = True) -> tuple[Hashable, ...] | None:
+        """What decides the tail besides the decision; null where it is always played.
+
+        Forks with one key and one decision share all later noise (a maximal coupling's coins too:
+        they follow the parent's path, not the fork's own), so a world may play the first and let
+        the others take its tail and outcome, at the cost of their decision alone. Fresh luck is
+        each fork's own, and a kept decision measures the replay.
+
+        Args:
+            exact_replay: As in `takes_equal_tail`.
+        """
+        plays = self.luck is not SHARED or self.action is KEEP or self.skip_equal is False
+        if plays or not (exact_replay or self.skip_equal):
+            return None
+        return (id(self.episode), self.turn, self.coupling)
+
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """What makes two forks of one parent the same."""
+        """What makes two forks the same: parent, turn, action by its ids, luck and alternative.
+
+        `coupling` and `skip_equal` do not tell forks apart: both would have one name and one noise.
+        """
         return (id(self.episode), self.turn, action_word(self.action), self.luck, self.alternative)
 
 
@@ -276,7 +295,10 @@ class World(Protocol):
         """`rollouts` episodes of each task, task by task; rows are unique within a step."""
 
     def fork(self, forks: Sequence[Fork]) -> list[Episode]:
-        """The forked episodes in the order asked; a failed one has a null outcome and a reason."""
+        """The forked episodes in the order asked; a failed one has a null outcome and a reason.
+
+        A fork that is asked for twice is played twice, with the same noise; `assign` refuses it.
+        """
 
     def provide(self, need: str, episodes: Sequence[Episode]) -> None:
         """Fills `episode.info[need]` of each episode."""

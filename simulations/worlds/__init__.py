@@ -2,5 +2,6 @@
 
 from simulations.worlds.bandit import Bandit
 from simulations.worlds.chain import Chain
+from simulations.worlds.errand import Errand
 
-__all__ = ["Bandit", "Chain"]
+__all__ = ["Bandit", "Chain", "Errand"]

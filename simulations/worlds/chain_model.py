@@ -1,6 +1,6 @@
-"""The tables of a chain: moves, rewards, policy; and what follows from them exactly.
+"""The tables of a chain: moves, rewards, policy.
 
-Leaves out playing (`chain`).
+Leaves out playing (`chain`) and what follows from tables exactly (`tabular_model`).
 """
 
 from dataclasses import dataclass
@@ -8,6 +8,9 @@ from typing import Literal
 
 import numpy as np
 
+from simulations.worlds import tabular_model
+from simulations.worlds.tabular_model import TabularModel, TabularValues, log_softmax
+from simulations.worlds.tabular_needs import Quality
 from twinstats.noise import generator
 
 
@@ -30,6 +33,9 @@ class ChainSetting:
             a probability that the last state sets.
         tokens: Tokens that a turn counts.
         table_seed: Which of the chains with these dials.
+        critic: How good the need `value` is: 0 is noise, 1 exact.
+        teacher: The same for `teacher_gap`.
+        judge: The same for `segments`.
 
     Raises:
         ValueError: A dial outside its range.
@@ -46,6 +52,9 @@ class ChainSetting:
     reward: Literal["turns", "end"] = "turns"
     tokens: int = 1
     table_seed: int = 0
+    critic: float = 1.0
+    teacher: float = 0.5
+    judge: float = 0.5
 
     def __post_init__(self) -> None:
         if min(self.horizon, self.states, self.actions - 1, self.tokens) < 1:
@@ -59,6 +68,7 @@ class ChainSetting:
             )
         if self.luck < 0 or (self.luck * 8) % 1:
             raise ValueError(f"`luck` must be a multiple of 1/8, got {self.luck}.")
+        Quality(critic=self.critic, teacher=self.teacher, judge=self.judge)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,26 +94,6 @@ class ChainModel:
     prize: np.ndarray
     chance: np.ndarray
     hazard: np.ndarray
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ChainValues:
-    """What dynamic programming says about a chain under its policy.
-
-    Attributes:
-        policy: Probability of each action (turn, state, action).
-        value: Expected reward still to come (turn + 1, state).
-        action_value: The same after an action (turn, state, action).
-        advantage: action_value - value.
-        occupancy: Probability that an episode reaches the turn in the state, by the state that
-            the episode started in (start, turn, state).
-    """
-
-    policy: np.ndarray
-    value: np.ndarray
-    action_value: np.ndarray
-    advantage: np.ndarray
-    occupancy: np.ndarray
 
 
 def build_model(setting: ChainSetting) -> ChainModel:
@@ -137,43 +127,27 @@ def build_model(setting: ChainSetting) -> ChainModel:
     )
 
 
-def solve(model: ChainModel) -> ChainValues:
-    """Values, advantages and occupancies by dynamic programming.
-
-    Q_t(s, a) = points + prize * chance(s') + (1 - hazard(s')) * V_{t+1}(s'), V = sum_a pi * Q.
-    """
+def tables(model: ChainModel) -> TabularModel:
+    """The chain as a tabular model: the prize's coin is the branch, every state a start."""
     turns, states, _ = model.logits.shape
-    policy = np.exp(log_policy(model))
-    value = np.zeros((turns + 1, states))
-    action_value = np.zeros(model.logits.shape)
-    for turn in range(turns - 1, -1, -1):
-        after = model.prize[turn] * model.chance[turn]
-        after = after + (1 - model.hazard[turn]) * value[turn + 1]
-        action_value[turn] = model.points[turn] + after[model.move[turn]]
-        value[turn] = (policy[turn] * action_value[turn]).sum(axis=1)
-    return ChainValues(
-        policy=policy,
-        value=value,
-        action_value=action_value,
-        advantage=action_value - value[:-1, :, None],
-        occupancy=_occupancy(model, policy),
+    prize = model.prize[:, None, None]
+    chance = model.chance[np.arange(turns)[:, None, None], model.move]
+    return TabularModel(
+        logits=model.logits,
+        chance=np.where(prize > 0, chance, 0.0),
+        move=np.stack((model.move, model.move), axis=-1),
+        reward=model.points[..., None] + prize[..., None] * np.array([0.0, 1.0]),
+        hazard=model.hazard,
+        starts=np.arange(states),
+        goal=1.0 if model.setting.reward == "end" else None,
     )
+
+
+def solve(model: ChainModel) -> TabularValues:
+    """Values, advantages and occupancies by dynamic programming."""
+    return tabular_model.solve(tables(model))
 
 
 def log_policy(model: ChainModel) -> np.ndarray:
     """Log-probability of each action (turn, state, action)."""
-    top = model.logits.max(axis=-1, keepdims=True)
-    shifted = model.logits - top
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-
-
-def _occupancy(model: ChainModel, policy: np.ndarray) -> np.ndarray:
-    turns, states, _ = policy.shape
-    occupancy = np.zeros((states, turns, states))
-    occupancy[:, 0] = np.eye(states)
-    for turn in range(turns - 1):
-        going = np.zeros((states, states))
-        for state in range(states):
-            np.add.at(going[state], model.move[turn, state], policy[turn, state])
-        occupancy[:, turn + 1] = occupancy[:, turn] @ (going * (1 - model.hazard[turn]))
-    return occupancy
+    return log_softmax(model.logits)

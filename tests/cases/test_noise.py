@@ -1,25 +1,38 @@
 """Determinism and noise: rows D02 to D18 of the case list that the noise itself can answer.
 
 D12 (a log-density) has no counterpart here: nothing in twinstats evaluates one. Of D18 only the
-ties are here; replayed prefixes belong to the worlds.
+ties are here; replayed prefixes belong to the worlds. Each case is put to NumPy first; the last
+part puts them to torch (`blocks` is what runs on a device) and to the logits processor.
 """
 
 import multiprocessing
 import re
 import tomllib
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
+from transformers import LogitsProcessorList
 
 import twinstats
+from trainer import noise as torch_noise
+from trainer.config import ModelConfig
+from trainer.noise.blocks import philox4x32
+from trainer.policy import build_model
+from trainer.processors.generate import KeyedLogitsProcessor
+from trainer.processors.request import KeyedRequest
 from twinstats.episodes import Episode, Fork, Task, Turn
 from twinstats.keys import episode_streams
 from twinstats.noise import KeyColumns, NoiseKey, generator, gumbel, sample, truncate, uniform
 
 ROOT = Path(twinstats.__file__).parents[1]
+MODEL = ModelConfig(
+    layers=2, hidden=32, intermediate=64, heads=4, kv_heads=2, vocabulary=600, max_length=64
+)
 PURPOSES = ("sample", "alternative", "choose", "evaluation", "bootstrap")
 
 
@@ -217,3 +230,201 @@ def test_d18_ties_of_rounded_logits_go_to_the_lowest_id():
     assert sample(exact, keys(1), [0], 0.0).tolist() == [1]
     assert rounded.view(np.float32).tolist() == [[1.0, 1.0]]
     assert sample(rounded.view(np.float32), keys(1), [0], 0.0).tolist() == [0]
+
+
+# --- torch, and the logits processor --------------------------------------------------------
+
+
+def by_torch(logits, names, positions, temperature=1.0):
+    return torch_noise.sample(logits, names, positions, temperature).tolist()
+
+
+def by_blocks(logits, names, positions, temperature=1.0):
+    words, where = torch_noise.key_words(KeyColumns.of(names)), torch.tensor(list(positions))
+    scale = torch.full((len(logits),), temperature, dtype=torch.double)
+    return torch_noise.sample_words(logits, words, where, scale, names).tolist()
+
+
+def by_processor(logits, names, positions, temperature=1.0):
+    requests = [
+        KeyedRequest(key=key, position=int(position), temperature=temperature)
+        for key, position in zip(names, positions, strict=True)
+    ]
+    left = KeyedLogitsProcessor(requests, 2)(torch.zeros(len(logits), 2).long(), logits)
+    return left.argmax(1).tolist()
+
+
+tensor_samplers = pytest.mark.parametrize("draw", [by_torch, by_blocks, by_processor])
+
+
+def truncated(logits, *, top_k=0, top_p=1.0):
+    rows = len(logits)
+    return torch_noise.truncate(
+        logits,
+        top_k=torch.full((rows,), top_k),
+        top_p=torch.full((rows,), top_p, dtype=torch.double),
+        temperature=torch.ones(rows, dtype=torch.double),
+    )
+
+
+@tensor_samplers
+def test_d02_torch_never_samples_a_masked_token_whatever_its_noise(draw, monkeypatch):
+    logits = torch.tensor([[-torch.inf, 0.0]]).expand(2000, 2)
+    assert draw(logits, keys(2000), range(2000)) == [1] * 2000
+    for extreme in (1 - 2.0**-53, 2.0**-53):
+        monkeypatch.setattr(
+            "twinstats.noise.uniform52", lambda w, _, u=extreme: np.full(w.shape, u)
+        )
+        monkeypatch.setattr(
+            "trainer.noise.blocks._uniform52",
+            lambda w, _, u=extreme: torch.full(w.shape, u, dtype=torch.double),
+        )
+        assert draw(logits[:9], keys(9), range(9)) == [1] * 9
+        padded = torch.nn.functional.pad(logits[:9], (600, 0), value=-torch.inf)
+        assert draw(padded, keys(9), range(9)) == [601] * 9
+
+
+@tensor_samplers
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_d02_torch_raises_on_nan_logits(draw, temperature):
+    logits = torch.zeros(40, 600)
+    logits[33, 3] = torch.nan
+    with pytest.raises(ValueError, match="must not be NaN, got one in row 33"):
+        draw(logits, keys(40), [0] * 40, temperature)
+
+
+@tensor_samplers
+def test_d03_torch_looks_noise_up_by_vocabulary_id(draw):
+    logits = torch.from_numpy(np.random.default_rng(0).normal(size=(200, 300)))
+    plain = np.array(draw(logits, keys(200), [4] * 200))
+    whole = np.array(draw(truncated(logits, top_k=300), keys(200), [4] * 200))
+    assert np.array_equal(whole, plain)
+    filtered = truncated(logits, top_k=40)
+    kept = torch.isfinite(filtered)[range(200), plain].numpy()
+    assert 20 < kept.sum() < 200
+    assert np.array_equal(np.array(draw(filtered, keys(200), [4] * 200))[kept], plain[kept])
+    mixed = torch.cat([logits[:1], filtered[1:]])
+    assert draw(mixed, keys(200), [4] * 200)[0] == plain[0]
+
+
+def test_d03_a_batch_mate_that_filters_changes_nothing_in_a_processor():
+    logits = torch.from_numpy(np.random.default_rng(0).normal(size=(40, 300)))
+    plain = [KeyedRequest(key=key) for key in keys(40)]
+    mixed = [plain[0], *(replace(one, top_k=5, top_p=0.5, temperature=0.7) for one in plain[1:])]
+    whole = [replace(one, top_k=300) for one in plain]
+    tokens = [
+        KeyedLogitsProcessor(requests, 0)(torch.zeros(40, 4).long(), logits).argmax(1)
+        for requests in (plain, mixed, whole)
+    ]
+    assert tokens[0][0] == tokens[1][0]
+    assert torch.equal(tokens[0], tokens[2])
+
+
+def test_d05_torch_repeats_no_block_across_purposes():
+    names = [NoiseKey(1, 2, 3, 4, purpose=purpose) for purpose in PURPOSES]
+    words = torch_noise.key_words(KeyColumns.of(names))[:, None]
+    found = philox4x32(torch.arange(100_000)[None], torch.tensor(5), words)
+    halves = [(found[i] << 32 | found[i + 1]).flatten().numpy() for i in (0, 2)]
+    blocks = np.stack(halves, axis=1)
+    assert len(np.unique(blocks, axis=0)) == len(blocks) == 500_000
+
+
+@tensor_samplers
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("floor", [-torch.inf, -65504.0])
+def test_d11_torch_draws_nothing_illegal_from_low_precision_logits(draw, dtype, floor):
+    logits = torch.full((1, 151_936), floor, dtype=dtype)
+    logits[0, 77_777] = 0.0
+    tokens = draw(logits.expand(100, -1), keys(100), range(100))
+    assert all(token == 77_777 for token in tokens)
+
+
+@tensor_samplers
+def test_d13_torch_at_temperature_zero_takes_the_lowest_id_on_ties(draw):
+    logits = torch.tensor([[1.0, 1.0, 0.0]]).expand(100, -1)
+    names = [NoiseKey(seed, 0, 0, 0) for seed in range(100)]
+    assert draw(logits, names, [0] * 100, 0.0) == [0] * 100
+
+
+@tensor_samplers
+@pytest.mark.parametrize("temperature", [1e-6, 1.0])
+def test_d13_torch_takes_huge_logits_and_tiny_temperatures(draw, temperature):
+    huge = torch.tensor([[1e38, 1e38, -1e38]])
+    assert draw(huge, keys(1), [0], temperature) == [0]
+    assert torch.isfinite(truncated(huge, top_p=0.9)).tolist() == [[True, True, False]]
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_d14_torch_keeps_exactly_k_with_lower_ids_first(batch):
+    kept = torch.isfinite(truncated(torch.tensor([[1.0, 2.0, 2.0, 2.0, 3.0]] * batch), top_k=3))
+    assert all(set(row.nonzero()[:, 0].tolist()) == {4, 1, 2} for row in kept)
+    logits = torch.tensor([[0.4, 0.3, 0.3, 0.0]] * batch, dtype=torch.double).log()
+    weight = truncated(logits, top_k=2).exp()
+    assert all(set(row.nonzero()[:, 0].tolist()) == {0, 1} for row in weight)
+    np.testing.assert_allclose(weight.sum(1).numpy(), 0.7)
+
+
+def test_d15_torch_takes_top_k_first_and_something_always_stays():
+    logits = torch.tensor([[0.1, 0.2, 0.3, 0.4]], dtype=torch.double).log()
+    for options in ({"top_k": 2, "top_p": 0.5}, {"top_k": 1, "top_p": 0.8}, {"top_p": 1e-300}):
+        assert torch.isfinite(truncated(logits, **options)).nonzero()[:, 1].tolist() == [3]
+
+
+@tensor_samplers
+@pytest.mark.parametrize("size", [2, 8, 9])
+def test_d16_torch_does_not_see_its_batch(draw, size):
+    logits = torch.from_numpy(np.random.default_rng(size).normal(size=(size, 1000))).float()
+    for row in range(size):
+        key = NoiseKey(5, 1, row, 2)
+        mates = [key if mate == row else NoiseKey(99, 0, mate, 0) for mate in range(size)]
+        positions = [3 * row if mate == row else 7 for mate in range(size)]
+        alone = draw(logits[[row]], [key], [3 * row])[0]
+        assert draw(logits, mates, positions)[row] == alone
+
+
+@torch.inference_mode()
+def test_d17_generate_pads_on_the_left_without_shifting_positions():
+    model = build_model(MODEL, seed=0)
+    texts = [[8, 2, 3], [5, 9, 30, 7, 2]]
+    seen = []
+
+    def watch(module, given, named):
+        seen.append(named["position_ids"].tolist())
+
+    def logprobs(ids, mask, row):
+        processors = LogitsProcessorList(
+            [
+                KeyedLogitsProcessor(
+                    [KeyedRequest(key=NoiseKey(1, 0, r, 0)) for r in row], len(ids[0])
+                )
+            ]
+        )
+        found = model.generate(
+            input_ids=torch.tensor(ids),
+            attention_mask=torch.tensor(mask),
+            logits_processor=processors,
+            max_new_tokens=6,
+            do_sample=False,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        return torch.stack(found.logits, 1).log_softmax(-1), found.sequences[:, len(ids[0]) :]
+
+    handle = model.base_model.register_forward_pre_hook(watch, with_kwargs=True)
+    padded, tokens = logprobs([[0, 0, *texts[0]], texts[1]], [[0, 0, 1, 1, 1], [1] * 5], [0, 1])
+    handle.remove()
+    assert seen[0] == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]]
+    assert seen[1] == [[3], [5]]
+    for row, text in enumerate(texts):
+        alone, own = logprobs([text], [[1] * len(text)], [row])
+        assert torch.equal(own[0], tokens[row])
+        torch.testing.assert_close(padded[row], alone[0], atol=1e-4, rtol=0)
+
+
+@tensor_samplers
+def test_d18_torch_gives_ties_of_rounded_logits_to_the_lowest_id(draw):
+    exact = torch.tensor([[1.001, 1.002]])
+    assert draw(exact, keys(1), [0], 0.0) == [1]
+    assert exact.bfloat16().tolist() == [[1.0, 1.0]]
+    assert draw(exact.bfloat16(), keys(1), [0], 0.0) == [0]

@@ -49,7 +49,7 @@ def policy(tokenizer):
     return Policy(build_model(MODEL, seed=0), tokenizer)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def config():
     """A run of four steps that a random policy can play in a second or two."""
     return Config(
@@ -119,6 +119,9 @@ class Script:
                 turn = SampledTurn(tokens=tokens, logprob=-1.0, entropy=0.5, is_stopped=True)
                 following = session.advance(turn)
 
+    def ends(self, tokens):
+        return tokens[-1] == ord(".")
+
 
 class Echo:
     """An environment of `row["turns"]` turns that shows what was said, and its luck if it has any.
@@ -181,3 +184,19 @@ def coin(session, key, index):
 def stand_ins():
     """`scripted` and `coin`, for tests in other files."""
     return scripted, coin
+
+
+@pytest.fixture(scope="session")
+def dice():
+    """A sampler out of our hands, of a seed: torch draws, and the noise is never looked at."""
+
+    def seeded(seed):
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(logits, noises, positions, temperature):
+            law = torch.softmax(logits / temperature, -1)
+            return torch.multinomial(law, 1, generator=generator)[:, 0]
+
+        return draw
+
+    return seeded

@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 
+from trainer.rollout import RESET_SLOT
 from trainer.setup import make_rollout
 from trainer.train import train_tasks
 from twinstats.episodes import DIFFERENT, FRESH, KEEP, RESAMPLE, SHARED, Episode, Fork, Task, World
@@ -80,7 +81,7 @@ def test_an_episode_is_what_was_shown_and_said(scripted):
     assert episode.sampled == 8
     assert streams(engine.keys[0]) == [("sample", 0, 0), ("sample", 0, 10), ("sample", 0, 20)]
     assert environment_streams(calls) == [
-        ("reset", "environment", 0, 0),
+        ("reset", "environment", 0, RESET_SLOT),
         ("step", "environment", 0, 0),
         ("step", "environment", 0, 10),
         ("step", "environment", 0, 20),
@@ -162,7 +163,7 @@ def test_streams_of_a_fork(scripted, options, decision, tail, environment):
     own = [] if decision is None else [(*decision, 10)]
     assert streams(engine.keys[1]) == [*own, (*tail, 20)]
     assert environment_streams(calls) == [
-        ("reset", "environment", 0, 0),
+        ("reset", "environment", 0, RESET_SLOT),
         ("step", "environment", 0, 0),
         ("step", *environment, 10),
         ("step", *environment, 20),
@@ -202,7 +203,7 @@ def test_streams_of_a_fork_of_a_fork(scripted, options, decision, tail, environm
     own = [] if decision is None else [(*decision, 10)]
     assert streams(engine.keys[2]) == [*own, (*tail, 20)]
     assert environment_streams(calls) == [
-        ("reset", "environment", 0, 0),
+        ("reset", "environment", 0, RESET_SLOT),
         ("step", f"environment/{NESTED}", 0, 0),  # turn 0 was the middle's, with its luck
         ("step", *environment, 10),
         ("step", *environment, 20),

@@ -57,7 +57,7 @@ def test_a_rollout_stops_at_the_tasks_tags_and_within_the_context(policy, config
     rollout = make_rollout(policy, changed(config, ["task.parts=3", "model.max_length=100"]))
     assert isinstance(rollout, Rollout)
     ends = [policy.encode(tag)[0] for tag in ("</search>", "</answer>")]
-    assert rollout._engine._stop == frozenset(ends)
+    assert rollout.engine._stop == frozenset(ends)
     assert rollout._limits.max_turns == 9
     assert rollout._limits.max_context + config.rollout.max_turn_tokens == 100
 

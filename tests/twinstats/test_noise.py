@@ -1,4 +1,5 @@
 import math
+import re
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from twinstats import noise
 from twinstats.noise import (
     BLOCK,
     KeyColumns,
+    LogitsError,
     NoiseKey,
     generator,
     gumbel,
@@ -391,6 +393,64 @@ def test_logits_without_a_law_are_refused(logits, message, temperature):
 def test_a_temperature_without_a_law_is_refused(temperature):
     with pytest.raises(ValueError, match="`temperature` must be"):
         sample(np.zeros((1, 2)), [KEY], [0], temperature)
+
+
+# --- a temperature a row --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 3, 257, 1500])
+def test_a_temperature_a_row_is_the_rows_one_by_one(size):
+    rng = np.random.default_rng(size)
+    logits = (rng.normal(size=(60, size)) * 3).astype(np.float32)
+    logits[:, rng.random(size) < 0.2] = -np.inf
+    logits[:, -1] = 0.0
+    keys = [NoiseKey(1, 0, row, 3) for row in range(60)]
+    positions = rng.integers(0, 50, 60)
+    degrees = rng.choice([0.0, 1e-3, 0.7, 1.0, 30.0], 60)
+    found = sample(logits, keys, positions, degrees)
+    for row in range(60):
+        one = slice(row, row + 1)
+        alone = sample(logits[one], keys[one], positions[one], float(degrees[row]))
+        assert alone[0] == found[row]
+    cold = degrees == 0
+    assert 0 < cold.sum() < 60
+    assert np.array_equal(found[cold], logits[cold].argmax(axis=1))
+    assert np.array_equal(sample(logits, KeyColumns.of(keys), positions, degrees), found)
+
+
+def test_one_temperature_is_that_temperature_in_every_row():
+    logits = np.random.default_rng(0).normal(size=(30, 300))
+    keys = [NoiseKey(1, 0, row, 3) for row in range(30)]
+    for degree in (0.0, 0.6):
+        expected = sample(logits, keys, [4] * 30, degree)
+        assert np.array_equal(sample(logits, keys, [4] * 30, np.full(30, degree)), expected)
+    assert sample(np.zeros((0, 5)), [], [], np.zeros(0)).tolist() == []
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,), (2, 1), (2, 2)])
+def test_temperatures_that_are_not_one_a_row_are_refused(shape):
+    with pytest.raises(ValueError, match="`temperature` must be one number or one a row, got"):
+        sample(np.zeros((2, 4)), [KEY, KEY], [0, 0], np.ones(shape))
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
+def test_a_temperature_without_a_law_names_its_row_and_key(bad):
+    keys = [NoiseKey(1, 0, row, 3) for row in range(4)]
+    with pytest.raises(ValueError, match=re.escape(f"got {bad} in row 2 ({keys[2]})")):
+        sample(np.zeros((4, 5)), keys, [0] * 4, np.array([1.0, 0.0, bad, bad]))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logits_without_a_law_name_their_row_and_key(bad):
+    keys = [NoiseKey(1, 0, row, 3) for row in range(4)]
+    logits = np.zeros((4, 600))
+    logits[2:, 500] = bad
+    for temperature in (0.0, 1.0, np.array([1.0, 0.0, 0.0, 1.0])):
+        with pytest.raises(LogitsError, match=re.escape(f"in row 2 ({keys[2]})")) as refused:
+            sample(logits, keys, [0] * 4, temperature)
+        assert refused.value.row == 2
+        with pytest.raises(LogitsError, match="in row 2\\."):  # columns name no key
+            sample(logits, KeyColumns.of(keys), [0] * 4, temperature)
 
 
 # --- keys as columns, uniforms, generators --------------------------------------------------

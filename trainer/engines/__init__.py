@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from twinstats.noise import NoiseKey
+from trainer.noise.logged import Noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,11 @@ class Session(Protocol):
     def start(self) -> list[int]:
         """The tokens before the first sampled turn; at least one."""
 
-    def key(self) -> NoiseKey:
-        """The noise of the turn that is sampled next; asked for once a turn."""
+    def key(self) -> Noise:
+        """The noise of the turn that is sampled next, asked for once a turn.
+
+        Its key, or with `LoggedNoise` the noise that explains a turn which was sampled elsewhere.
+        """
 
     def advance(self, turn: SampledTurn) -> list[int] | None:
         """Takes a turn and returns the tokens that follow it; null when the episode is over."""
@@ -47,3 +50,6 @@ class Engine(Protocol):
 
     def run(self, sessions: Sequence[Session], *, temperature: float) -> None:
         """Plays all sessions to their ends."""
+
+    def ends(self, tokens: Sequence[int]) -> bool:
+        """Whether a turn is over with the last of these tokens."""

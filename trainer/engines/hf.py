@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedModel
 
-from trainer import noise
 from trainer.engines import SampledTurn, Session
 from trainer.engines.slots import SlotCache
-from twinstats.noise import NoiseKey
+from trainer.noise import logged
+from trainer.noise.logged import Noise
 
 _PATIENCE = 8
 
-Sampler = Callable[[torch.Tensor, Sequence[NoiseKey], Sequence[int], float], torch.Tensor]
-"""Token ids (R,) from logits (R, V), keys, positions within the turn, and a temperature."""
+Sampler = Callable[[torch.Tensor, Sequence[Noise], Sequence[int], float], torch.Tensor]
+"""Token ids (R,) from logits (R, V), noise, positions within the turn, and a temperature."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class _Slot:
 
     session: Session
     pending: list[int]
-    key: NoiseKey
+    noise: Noise
     tokens: list[int] = field(default_factory=list)
     logprob: float = 0.0
     entropy: float = 0.0
@@ -52,7 +52,7 @@ class HfEngine:
         stop: frozenset[int],
         max_turn_tokens: int,
         max_batch: int = 128,
-        sampler: Sampler = noise.sample,
+        sampler: Sampler = logged.sample,
     ) -> None:
         self._model = model
         self._stop = stop
@@ -79,6 +79,10 @@ class HfEngine:
                     batch.leave(row)
             batch.compact()
 
+    def ends(self, tokens: Sequence[int]) -> bool:
+        """Whether a turn is over with the last of these tokens: a stop id, or all it may have."""
+        return tokens[-1] in self._stop or len(tokens) >= self._max_turn_tokens
+
     def _forward(self, batch: "_Batch", rows: list[int]) -> torch.Tensor:
         self.encoded += sum(len(batch.slot(row).pending) for row in rows)
         return batch.forward(rows)
@@ -88,8 +92,8 @@ class HfEngine:
     ) -> list[int]:
         """Draws the next token of each row; returns the rows whose session is over."""
         slots = [batch.slot(row) for row in rows]
-        keys, positions = [slot.key for slot in slots], [len(slot.tokens) for slot in slots]
-        tokens = self._sampler(logits, keys, positions, temperature)
+        noises, positions = [slot.noise for slot in slots], [len(slot.tokens) for slot in slots]
+        tokens = self._sampler(logits, noises, positions, temperature)
         logprobs = torch.log_softmax(logits / (temperature or 1.0), dim=-1)
         entropies = -(logprobs.exp() * logprobs).sum(-1)
         chosen = logprobs.gather(1, tokens[:, None])[:, 0]
@@ -101,10 +105,8 @@ class HfEngine:
             slot.pending = [token]
             slot.logprob += logprob
             slot.entropy += entropy
-            is_stopped = token in self._stop
-            if is_stopped or len(slot.tokens) >= self._max_turn_tokens:
-                if not _hand_over(slot, is_stopped):
-                    over.append(row)
+            if self.ends(slot.tokens) and not _hand_over(slot, token in self._stop):
+                over.append(row)
         return over
 
 
@@ -120,7 +122,7 @@ def _hand_over(slot: _Slot, is_stopped: bool) -> bool:
     if following is None:
         return False
     slot.pending = slot.pending + following
-    slot.key = slot.session.key()
+    slot.noise = slot.session.key()
     slot.tokens, slot.logprob, slot.entropy = [], 0.0, 0.0
     return True
 

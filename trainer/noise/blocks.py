@@ -78,7 +78,9 @@ def sample(
     entry, offset = (can_win & (scaled > -math.inf)).nonzero(as_tuple=True)
     row, block, ids, scaled = row[entry], block[entry], ids[entry, offset], scaled[entry, offset]
     noise = _below(keys[row], positions[row], ids, maximum_RB[row, block], winner_RB[row, block])
-    return _winners(row, ids, scaled + torch.where(warm[row], noise, 0.0), len(logits_RV))
+    score = scaled + torch.where(warm[row], noise, 0.0)
+    chosen, best_R = _winners(row, ids, score, len(logits_RV))
+    return chosen, best_R.masked_fill(peaks_RB.isnan().any(1), math.nan)
 
 
 def _headers(

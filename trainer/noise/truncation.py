@@ -17,7 +17,8 @@ def truncate(
     """Logits with everything outside top-k, then outside top-p of the rest, set to -inf.
 
     Exactly k are kept, lower ids first on ties; off: top_k 0, top_p 1. All settings are one a row;
-    a temperature of 0 counts as 1 (the largest logit is kept either way).
+    a temperature of 0 counts as 1 (the largest logit is kept either way), and a `top_p` rounded to
+    float32 is another number.
     """
     if bool(((top_k == 0) & (top_p == 1)).all()):
         return logits_RV

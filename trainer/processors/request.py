@@ -58,7 +58,7 @@ class KeyedRequest:
     def extra_args(self) -> dict[str, str]:
         """What the engine's request carries: `extra_args` in vLLM, `custom_params` in SGLang."""
         fields = dataclasses.asdict(self)
-        return {FIELD: json.dumps({**fields.pop("key"), **fields})}
+        return {FIELD: json.dumps({**fields.pop("key"), **fields}, default=_plain_number)}
 
 
 def request_of(extra_args: Mapping[str, Any] | None) -> KeyedRequest | None:
@@ -116,6 +116,11 @@ def keep_only(logits_RV: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) ->
     """Leaves, in place, one token possible in each of the rows, with logit 0."""
     logits_RV[rows] = -math.inf
     logits_RV[rows, ids] = 0.0
+
+
+def _plain_number(number: np.generic) -> Any:
+    """NumPy's numbers as Python's, which JSON knows."""
+    return number.item()
 
 
 def _is_whole(value: object, bits: int = 64) -> bool:

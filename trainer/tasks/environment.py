@@ -34,7 +34,8 @@ class Environment(Protocol):
 
     `stop` are the strings that end a turn of the model; they stay part of the turn's text.
     `max_turns` is the largest number of turns in one part of an episode.
-    `noise` is the luck of the environment (a key, or None where the task draws nothing).
+    `noise` is the luck of the environment (a key, or None where the task draws nothing). `reset`
+    and every slot have a key of their own; draws of one call are told apart by position or lane.
     """
 
     stop: ClassVar[tuple[str, ...]]
@@ -51,6 +52,7 @@ class Environment(Protocol):
     def slot(self, history: Sequence[str]) -> int:
         """Name of the turn that follows the turns `history`: never repeated within an episode.
 
-        A task without a better name returns `len(history)`.
+        From 0 to 65,534: slot 65,535 is that of `reset`. A task without a better name returns
+        `len(history)`.
         """
         ...

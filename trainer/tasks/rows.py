@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from trainer.tasks.questions import Question, split_questions
+from trainer.tasks.questions import Question, question_by_id, split_questions
 
 
 class EpisodeRow(NamedTuple):
@@ -37,6 +37,15 @@ def row_of(asked: Sequence[Question]) -> EpisodeRow:
         "hops": [question.num_hops for question in asked],
     }
     return EpisodeRow("+".join(ids), info)
+
+
+def row_by_id(row_id: str) -> EpisodeRow:
+    """The row with this id: those of its questions joined by `+`.
+
+    Raises:
+        ValueError: An id of no question, or questions of both splits.
+    """
+    return row_of([question_by_id(part) for part in row_id.split("+")])
 
 
 def one_part(split: str) -> tuple[EpisodeRow, ...]:

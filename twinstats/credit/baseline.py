@@ -18,6 +18,20 @@ def outcomes(episodes: Sequence[Episode]) -> np.ndarray:
     return np.array(values, np.float64)
 
 
+def exact_mean(values: np.ndarray, *, least: int = 1) -> float:
+    """Mean of the entries that are not NaN; NaN for fewer than `least` of them.
+
+    The sum is exactly rounded, and equal values have that value as their mean.
+
+    >>> exact_mean(np.array([0.1, np.nan, 0.1, 0.1]))
+    0.1
+    """
+    kept = values[~np.isnan(values)]
+    if len(kept) < max(least, 1):
+        return math.nan
+    return float(kept[0] if kept.max() == kept.min() else math.fsum(kept) / len(kept))
+
+
 def leave_one_out(values: np.ndarray) -> np.ndarray:
     """Each value minus the mean of the others: n / (n - 1) * (value - mean).
 
@@ -38,11 +52,14 @@ def leave_one_out(values: np.ndarray) -> np.ndarray:
     return result
 
 
-def standardised(values: np.ndarray, *, ddof: int = 1, epsilon: float = 1e-6) -> np.ndarray:
-    """(value - mean) / (standard deviation + epsilon), as `leave_one_out` treats the edge cases.
+def centred(values: np.ndarray) -> np.ndarray:
+    """Each value minus the mean of all: (n - 1) / n of the `leave_one_out` difference.
 
-    >>> standardised(np.array([1.0, 0.0]), epsilon=0.0).round(6).tolist()
-    [0.707107, -0.707107]
+    Equal values give exactly 0, and so does one scored member of a larger group; a group of one is
+    undefined. NaN entries (failed) are left out and stay NaN.
+
+    >>> centred(np.array([1.0, 0.0, np.nan])).tolist()
+    [0.5, -0.5, nan]
     """
     scored = ~np.isnan(values)
     result = np.full(len(values), np.nan)
@@ -51,13 +68,63 @@ def standardised(values: np.ndarray, *, ddof: int = 1, epsilon: float = 1e-6) ->
         # One scored member of a larger group has no signal; a group of one is undefined.
         result[scored] = 0.0 if len(values) > 1 else np.nan
         return result
-    if kept.max() == kept.min():
-        result[scored] = 0.0
-        return result
-    centred = kept - math.fsum(kept) / len(kept)
-    spread = math.sqrt(math.fsum(centred**2) / (len(kept) - ddof)) + epsilon
-    result[scored] = centred / spread
+    same = kept.max() == kept.min()
+    result[scored] = 0.0 if same else kept - math.fsum(kept) / len(kept)
     return result
+
+
+def standardised(values: np.ndarray, *, ddof: int = 1, epsilon: float = 1e-6) -> np.ndarray:
+    """(value - mean) / (standard deviation + epsilon), as `centred` treats the edge cases.
+
+    >>> standardised(np.array([1.0, 0.0]), epsilon=0.0).round(6).tolist()
+    [0.707107, -0.707107]
+    """
+    deviations = centred(values)
+    kept = deviations[~np.isnan(deviations)]
+    if not kept.any():
+        return deviations
+    return deviations / (math.sqrt(math.fsum(kept**2) / (len(kept) - ddof)) + epsilon)
+
+
+def standardised_turns(
+    turns: Sequence[np.ndarray], *, ddof: int = 1, epsilon: float = 1e-6
+) -> list[np.ndarray]:
+    """`standardised` over the turns of all episodes together, one array an episode.
+
+    The only turn that several episodes have between them gives exactly 0.
+    """
+    together = np.concatenate(turns)
+    scaled = standardised(together, ddof=ddof, epsilon=epsilon)
+    if len(turns) > len(together) == 1:
+        scaled = together * 0.0
+    return np.split(scaled, np.cumsum([len(own) for own in turns])[:-1])
+
+
+def standardised_by_index(
+    turns: Sequence[np.ndarray], *, ddof: int = 1, epsilon: float = 1e-6
+) -> list[np.ndarray]:
+    """`standardised` over turns of the same index, one array an episode.
+
+    An index that one of several episodes has gives exactly 0.
+    """
+    table = np.full((len(turns), max(map(len, turns), default=0)), np.nan)
+    for row, own in zip(table, turns, strict=True):
+        row[: len(own)] = own
+    for column in table.T:
+        column[:] = standardised(column, ddof=ddof, epsilon=epsilon)
+    return [row[: len(own)] for row, own in zip(table, turns, strict=True)]
+
+
+def uncomparable(group: Group) -> Credit | None:
+    """The credit of a group with fewer than two scored episodes, where turns are compared.
+
+    Null for a group of one, and exactly 0 for the one scored of several; null (no credit) where
+    there is something to compare.
+    """
+    scored = outcomes(group.episodes)
+    if (~np.isnan(scored)).sum() > 1:
+        return None
+    return broadcast(group, centred(scored))
 
 
 def broadcast(group: Group, advantages: np.ndarray) -> Credit:

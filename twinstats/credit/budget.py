@@ -2,6 +2,7 @@
 
 A turn's expected number of twins uses its history only, and a price that comes from earlier
 steps; the rest is a keyed coin. Choosing by outcome, action or length would bias credit.
+Leaves out the forks themselves (`_twin_forks`).
 """
 
 from collections.abc import Hashable, Sequence
@@ -11,22 +12,12 @@ from typing import Any
 import numpy as np
 
 from twinstats.allocation import DiscordancePredictor
-from twinstats.episodes import (
-    FRESH,
-    KEEP,
-    RESAMPLE,
-    SHARED,
-    Credit,
-    Episode,
-    Fork,
-    Group,
-    Luck,
-)
+from twinstats.episodes import Credit, Episode, Group
 from twinstats.noise import KeyColumns, NoiseKey, uniforms
 
 _FIRST_TAIL_RATIO = 5.0  # tail tokens per factual token before any step was seen: ten equal turns
 _MEMORY = 0.8  # weight of the past in running means over steps
-_COUNT, _FRESH, _NULL = 0, 1, 2  # positions of the purpose `choose`
+_COUNT = 0  # position of the purpose `choose`; `_twin_forks` has the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +103,7 @@ class BudgetMemory:
         ]
         if not turns:
             return []
-        coins = _coins(group, turns, _COUNT)
+        drawn = coins(group, turns, _COUNT)
         discordance, tails = self._predict([history_features(e, t) for e, t in turns])
         mean = self.budget.ratio / (self._tail_ratio or _FIRST_TAIL_RATIO)
         expected = np.full(len(turns), mean)
@@ -131,7 +122,7 @@ class BudgetMemory:
                 price=price,
             )
             for (episode, turn), m, v, c, coin in zip(
-                turns, expected, discordance, tails, coins, strict=True
+                turns, expected, discordance, tails, drawn, strict=True
             )
         ]
 
@@ -227,119 +218,6 @@ class BudgetMemory:
         self._price = float(max(0.0, wanted / per_price)) if per_price else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """What a method asks for, fixed before anything is played.
-
-    Attributes:
-        plan: The turns, and how many twins each gets.
-        twins: The twins of each, in the plan's order.
-        measured: Forks that only measure: controls and null twins.
-    """
-
-    plan: list[Planned]
-    twins: list[list[Fork]]
-    measured: list[Fork]
-
-
-def choose(
-    group: Group,
-    twins: int = 1,
-    budget: Budget | None = None,
-    *,
-    luck: Luck = SHARED,
-    memory: BudgetMemory | None = None,
-    dedup: bool = True,
-) -> Choice:
-    """The forks of a group: `twins` of every turn, or a random number of them under a budget.
-
-    It looks at histories and at earlier steps (`memory`) only, never at outcomes, actions or
-    lengths; failed episodes are left out.
-
-    Raises:
-        ValueError: `twins` below 1 without a budget.
-    """
-    if budget is not None:
-        plan = (memory or BudgetMemory(budget)).plan(group)
-    elif twins < 1:
-        raise ValueError(f"`twins` must be at least 1 without a budget, got {twins}.")
-    else:
-        plan = _every_turn(group, twins)
-    asked, measured = planned_forks(group, plan, budget, luck, dedup=dedup)
-    return Choice(plan=plan, twins=asked, measured=measured)
-
-
-def _every_turn(group: Group, twins: int) -> list[Planned]:
-    return [
-        Planned(
-            episode=episode,
-            turn=turn,
-            expected=float(twins),
-            count=twins,
-            discordance=np.nan,
-            tail_tokens=np.nan,
-            price=np.nan,
-        )
-        for episode in group.episodes
-        if episode.outcome is not None
-        for turn in range(episode.num_turns)
-    ]
-
-
-def planned_forks(
-    group: Group,
-    plan: Sequence[Planned],
-    budget: Budget | None,
-    luck: Luck,
-    *,
-    dedup: bool = True,
-) -> tuple[list[list[Fork]], list[Fork]]:
-    """The twins of each planned turn, and the forks that only measure: controls and nulls.
-
-    Without a budget nothing is measured. Controls are asked for twins with shared luck only, and
-    null twins only where there is a tail.
-    """
-    twins = [
-        [twin(planned.episode, planned.turn, luck, k, dedup=dedup) for k in range(planned.count)]
-        for planned in plan
-    ]
-    if budget is None:
-        return twins, []
-    controls = _controls(group, plan, budget) if luck is SHARED else []
-    return twins, controls + _nulls(group, plan, budget)
-
-
-def _controls(group: Group, plan: Sequence[Planned], budget: Budget) -> list[Fork]:
-    """The twins' decisions again with fresh luck, for a random share of them."""
-    found = []
-    for k in range(max((planned.count for planned in plan), default=0)):
-        turns = [(p.episode, p.turn) for p in plan if p.count > k]
-        coins = _coins(group, turns, _FRESH, k)
-        found += [
-            Fork(episode, turn, RESAMPLE, FRESH, alternative=k)
-            for (episode, turn), coin in zip(turns, coins, strict=True)
-            if coin < budget.fresh
-        ]
-    return found
-
-
-def _nulls(group: Group, plan: Sequence[Planned], budget: Budget) -> list[Fork]:
-    """Replays of kept decisions that have a tail, for a random share of the turns with twins."""
-    turns = [(p.episode, p.turn) for p in plan if p.count and p.turn + 1 < p.episode.num_turns]
-    coins = _coins(group, turns, _NULL)
-    return [
-        Fork(episode, turn, KEEP, SHARED)
-        for (episode, turn), coin in zip(turns, coins, strict=True)
-        if coin < budget.null
-    ]
-
-
-def twin(episode: Episode, turn: int, luck: Luck, alternative: int, *, dedup: bool = True) -> Fork:
-    """A resampled decision; an equal one takes the parent's tail, with fresh luck if `dedup`."""
-    skip = dedup if luck is FRESH else None
-    return Fork(episode, turn, RESAMPLE, luck, alternative=alternative, skip_equal=skip)
-
-
 def allocation_rows(credits: Sequence[Credit]) -> list[dict[str, Any]]:
     """Rows of the table `allocations`."""
     return [
@@ -358,7 +236,7 @@ def allocation_rows(credits: Sequence[Credit]) -> list[dict[str, Any]]:
     ]
 
 
-def _coins(
+def coins(
     group: Group, turns: Sequence[tuple[Episode, int]], position: int, lane: int = 0
 ) -> np.ndarray:
     """A uniform in (0, 1) for each turn, from its own key of purpose `choose`."""

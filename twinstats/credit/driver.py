@@ -52,6 +52,8 @@ def _refuse_singletons(groups: Sequence[Group], method: Method) -> None:
 
 
 def _provide(world: World, method: Method, need: Need, episodes: Sequence[Episode]) -> None:
+    if not episodes:
+        return
     world.provide(need.name, episodes)
     for episode in episodes:
         if need.name not in episode.info:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from twinstats.episodes import Episode
+from twinstats.episodes import Episode, Task
 
 _SOURCES = {
     "value": "a critic",
     "teacher_gap": "a teacher pass with privileged context",
-    "gold_logprob": "the log-probability of the gold answer before each turn",
-    "hindsight_logprob": "the log-probability of each turn given the outcome",
+    "gold_logprob": "the mean log-probability of the gold answer's tokens before each turn",
+    "hindsight_logprob": "the mean log-probability of each turn's tokens given the outcome",
     "first_entropy": "the entropies of each turn's first tokens",
     "segments": "a judge",
     "features": "features of each state",
@@ -28,7 +28,7 @@ _SOURCES = {
 _AFTER_LAST = {"value", "gold_logprob", "features", "predicates", "entities", "state_score"}
 
 
-def needed(method: str, episode: Episode, need: str) -> Sequence[Any]:
+def needed(method: str, episode: Episode, need: str) -> Sequence[Any] | np.ndarray:
     """`episode.info[need]`, one entry a turn, or a state (one more) for what belongs to states.
 
     `segments` may have any number of entries.
@@ -42,7 +42,7 @@ def needed(method: str, episode: Episode, need: str) -> Sequence[Any]:
             f"Method {method!r} needs {need!r} ({_SOURCES[need]}), "
             f"which the world did not provide for episode {episode.name}."
         )
-    found: Sequence[Any] = episode.info[need]
+    found: Sequence[Any] | np.ndarray = episode.info[need]
     wanted = episode.num_turns + (need in _AFTER_LAST)
     if need != "segments" and len(found) != wanted:
         raise ValueError(
@@ -50,6 +50,27 @@ def needed(method: str, episode: Episode, need: str) -> Sequence[Any]:
             f"({episode.num_turns} turns), got {len(found)}."
         )
     return found
+
+
+_CONSTANTS = {
+    "entities": "the target entities",
+    "predicate_graph": "pairs (u, v), u a precondition of v",
+    "goal": "the goal predicates",
+}
+
+
+def task_constant(method: str, task: Task, key: str) -> Any:
+    """`task.info[key]`, a constant of the task.
+
+    Raises:
+        ValueError: It is missing; the sentence names method, key and what it holds.
+    """
+    if key not in task.info:
+        raise ValueError(
+            f"Method {method!r} needs `task.info[{key!r}]` ({_CONSTANTS[key]}), "
+            f"which task {task.id!r} does not have."
+        )
+    return task.info[key]
 
 
 def step_rewards(episode: Episode) -> np.ndarray:

@@ -51,7 +51,8 @@ class Entry:
         estimates_advantage: Whether its scale is the advantage's.
         compares_members: Whether it is undefined for groups of one.
         memory: Builds what it carries over steps from its options; null where it needs none.
-        finish: Called once over a step's credits.
+        finish: Called once over a step's credits; a method with a memory gets it as `memory`.
+        option_needs: What its options ask for besides `needs`.
     """
 
     function: Callable[..., Credit | Generator[Any, Any, Credit]]
@@ -60,7 +61,18 @@ class Entry:
     estimates_advantage: bool = True
     compares_members: bool = False
     memory: Callable[[dict[str, Any]], Memory | None] | None = None
-    finish: Callable[[list[Credit]], list[Credit]] | None = None
+    finish: Callable[..., list[Credit]] | None = None
+    option_needs: Callable[[dict[str, Any]], tuple[Need, ...]] | None = None
+
+
+def remembers(kind: Callable[..., Memory]) -> Callable[[dict[str, Any]], Memory]:
+    """Builds a memory from those of a method's options that it takes itself."""
+    own = inspect.signature(kind).parameters
+
+    def build(options: dict[str, Any]) -> Memory:
+        return kind(**{name: value for name, value in options.items() if name in own})
+
+    return build
 
 
 class Method:
@@ -80,7 +92,8 @@ class Method:
     @property
     def needs(self) -> tuple[Need, ...]:
         """What the world has to provide."""
-        return self._entry.needs
+        more = self._entry.option_needs
+        return self._entry.needs + (more(self.options) if more else ())
 
     @property
     def reconstructed(self) -> bool:
@@ -99,12 +112,17 @@ class Method:
 
     def __call__(self, group: Group) -> Credit | Generator[Any, Any, Credit]:
         """The method on one group."""
-        memory = {"memory": self._memory} if self._memory is not None else {}
-        return self._entry.function(group, **self.options, **memory)
+        return self._entry.function(group, **self.options, **self._remembered)
 
     def finish(self, credits: list[Credit]) -> list[Credit]:
         """What the method does once over a step's credits."""
-        return self._entry.finish(credits) if self._entry.finish else credits
+        if self._entry.finish is None:
+            return credits
+        return self._entry.finish(credits, **self._remembered)
+
+    @property
+    def _remembered(self) -> dict[str, Any]:
+        return {} if self._memory is None else {"memory": self._memory}
 
     def observe(self, step: int, credits: Sequence[Credit], ratios: Ratios | None = None) -> None:
         """Learns from a finished step; called once a step, groups in row order."""

@@ -1,12 +1,12 @@
 """VinePPO: differences of Monte Carlo values of the states along an episode."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
 
 from twinstats.credit.baseline import group_info, outcomes
-from twinstats.episodes import FRESH, RESAMPLE, Credit, Fork, Group
+from twinstats.episodes import FRESH, RESAMPLE, Credit, Episode, Fork, Group
 
 
 def vine(group: Group, *, rollouts: int = 9) -> Generator[Any, Any, Credit]:
@@ -30,13 +30,20 @@ def vine(group: Group, *, rollouts: int = 9) -> Generator[Any, Any, Credit]:
     """
     if rollouts < 1:
         raise ValueError(f"`rollouts` must be at least 1, got {rollouts}.")
-    return _continued(group, rollouts)
+    return valued(group, rollouts, _sample)
 
 
-def _continued(group: Group, rollouts: int) -> Generator[Any, Any, Credit]:
+def _sample(episode: Episode, turn: int, number: int) -> Fork:
+    return Fork(episode, turn, RESAMPLE, FRESH, alternative=number)
+
+
+def valued(
+    group: Group, rollouts: int, sample: Callable[[Episode, int, int], Fork]
+) -> Generator[Any, Any, Credit]:
+    """What `vine` and `vine_coupled` share: V(s_{t+1}) - V(s_t), `sample` naming the forks."""
     forks = [
         [
-            [Fork(episode, turn, RESAMPLE, FRESH, alternative=k) for k in range(rollouts)]
+            [sample(episode, turn, number) for number in range(rollouts)]
             for turn in range(episode.num_turns)
         ]
         for episode in group.episodes

@@ -4,15 +4,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from twinstats.credit import Budget, assign, make
-from twinstats.credit.budget import (
-    BudgetMemory,
-    allocation_rows,
-    history_features,
-    planned_forks,
-    twin,
-)
+from twinstats.credit import Budget, assign, choose, make
+from twinstats.credit._twin_forks import TwinForm, planned_forks
+from twinstats.credit.budget import BudgetMemory, allocation_rows, history_features
 from twinstats.episodes import (
+    DIFFERENT,
     FRESH,
     KEEP,
     RESAMPLE,
@@ -266,8 +262,9 @@ def test_forks_follow_the_plan(scripted):
     group = Group(Task("t"), [episode], 0, 0)
     plan = BudgetMemory(Budget(ratio=10.0)).plan(group)
     assert [p.count for p in plan] == [2, 2, 2]
+    budget = Budget(ratio=10.0, fresh=1.0, null=1.0)
     for luck, skip in ((SHARED, None), (FRESH, True)):
-        twins, measured = planned_forks(group, plan, Budget(ratio=10.0, fresh=1.0, null=1.0), luck)
+        twins, measured = planned_forks(group, plan, budget, TwinForm(luck=luck))
         for turn, forks in enumerate(twins):
             assert [(f.turn, f.action, f.luck, f.alternative, f.skip_equal) for f in forks] == [
                 (turn, RESAMPLE, luck, k, skip) for k in (0, 1)
@@ -276,15 +273,32 @@ def test_forks_follow_the_plan(scripted):
         controls = sorted((f.turn, f.alternative) for f in measured if f.action is RESAMPLE)
         assert nulls == [0, 1]
         assert controls == ([(t, k) for t in range(3) for k in (0, 1)] if luck is SHARED else [])
-    assert planned_forks(group, plan, None, SHARED)[1] == []
-    assert planned_forks(group, plan, Budget(ratio=1.0, fresh=0.0, null=0.0), SHARED)[1] == []
+    assert planned_forks(group, plan, None, TwinForm())[1] == []
+    unmeasured = Budget(ratio=1.0, fresh=0.0, null=0.0)
+    assert planned_forks(group, plan, unmeasured, TwinForm())[1] == []
+
+
+def test_controls_and_nulls_are_of_their_twins_kind(scripted):
+    """A control repeats a forced alternative with fresh luck; a null replays by the coupling."""
+    turns = [replace(turn, logprob=-1.0) for turn in scripted(1.0, (0, 1)).turns]
+    group = Group(Task("t"), [replace(scripted(1.0), turns=turns)], 0, 0)
+    budget = Budget(ratio=5.0, fresh=1.0, null=1.0)
+    chosen = choose(group, budget=budget, form=TwinForm(action=DIFFERENT, coupling="maximal"))
+    kinds = [(f.turn, f.action, f.luck, f.coupling) for f in chosen.measured]
+    assert kinds == [
+        (0, DIFFERENT, FRESH, "gumbel"),
+        (1, DIFFERENT, FRESH, "gumbel"),
+        (0, KEEP, SHARED, "maximal"),
+    ]
+    assert {(f.action, f.coupling) for own in chosen.twins for f in own} == {(DIFFERENT, "maximal")}
 
 
 def test_a_branch_with_fresh_luck_also_skips_equal_decisions(scripted):
     episode = scripted(1.0, (0, 1))
-    assert twin(episode, 0, FRESH, 1).takes_equal_tail(exact_replay=False)
-    assert twin(episode, 0, SHARED, 1).takes_equal_tail()
-    assert not twin(episode, 0, SHARED, 1).takes_equal_tail(exact_replay=False)
+    assert TwinForm(luck=FRESH).twin(episode, 0, 1).takes_equal_tail(exact_replay=False)
+    assert TwinForm().twin(episode, 0, 1).takes_equal_tail()
+    assert not TwinForm().twin(episode, 0, 1).takes_equal_tail(exact_replay=False)
+    assert not TwinForm(luck=FRESH, dedup=False).twin(episode, 0, 1).takes_equal_tail()
 
 
 def test_allocation_rows_are_the_plan(scripted, scripted_world):

@@ -3,7 +3,7 @@ import pytest
 
 from twinstats.credit import METHODS, Need, assign, make
 from twinstats.credit.registry import Entry, Method
-from twinstats.episodes import FRESH, KEEP, Credit, Episode, Fork, Group, Task, Turn
+from twinstats.episodes import DIFFERENT, FRESH, KEEP, Credit, Episode, Fork, Group, Task, Turn
 
 
 def method(function, **entry):
@@ -107,6 +107,104 @@ def test_the_same_fork_twice_is_refused(groups, scripted_world, rounds):
 
     with pytest.raises(ValueError, match="fork '1.3.fresh.resample' of episode 0/0 .* twice"):
         assign(scripted_world(lambda fork: 0.0), groups, method(twice_over))
+
+
+SAME = [
+    ({}, {}),
+    ({}, {"coupling": "maximal"}),
+    ({}, {"skip_equal": True}),
+    ({"luck": 2}, {"luck": np.int64(2)}),
+    ({"action": KEEP}, {"action": KEEP, "alternative": 0}),
+    ({"action": DIFFERENT, "luck": FRESH}, {"action": DIFFERENT, "luck": FRESH}),
+    ({"action": (3, 14)}, {"action": [3, 14]}),
+    ({"action": (3, 14), "luck": FRESH}, {"action": np.array([3, 14]), "luck": FRESH}),
+    ({"action": 3}, {"action": (3,)}),
+    ({"alternative": None}, {"alternative": 0}),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+@pytest.mark.parametrize("shape", ["list", "nested", "later", "through a child"])
+def test_a_fork_is_the_same_by_parent_turn_action_luck_and_alternative(
+    groups, scripted_world, unchecked, one, other, shape
+):
+    """Whatever list or round it is asked in; neither coupling nor skipping makes it another."""
+
+    def asks(group):
+        parent = group.episodes[0]
+        if shape == "through a child":
+            parent = yield Fork(parent, 0, luck=FRESH)
+        forks = [Fork(parent, 1, **one), Fork(parent, 1, **other)]
+        if shape == "later":
+            yield forks[:1]
+            yield forks[1:]
+        yield [forks[:1], [[], [forks[1:]]]] if shape == "nested" else forks
+
+    world = scripted_world(lambda fork: 0.0)
+    with pytest.raises(ValueError, match="^The fork '.*1[.]0[.].*' of episode .* asked for twice"):
+        assign(world, groups, method(asks))
+    assert len(world.calls) == (shape in ("later", "through a child"))  # refused before its round
+
+
+OTHER = [
+    {"turn": 2},
+    {"luck": FRESH},
+    {"luck": 1},
+    {"alternative": 1},
+    {"action": KEEP},
+    {"action": DIFFERENT},
+    {"action": (0,)},
+    {"action": (0, 1)},
+    {"alternative": None},  # numbered 1: 0 is taken
+]
+
+
+def test_forks_that_differ_in_any_of_these_are_not_the_same(groups, scripted_world):
+    """KEEP and the parent's own ids are two: with fresh luck they are two tails."""
+
+    def asks(group):
+        a, b = group.episodes
+        played = yield [Fork(**{"episode": a, "turn": 1} | other) for other in [{}, *OTHER]]
+        yield [Fork(b, 1), *(Fork(child, 1) for child in played if child.fork.turn == 1)]
+        return zeros(group)
+
+    for credit in assign(scripted_world(lambda fork: 0.0), groups, method(asks)):
+        forks = credit.info["forks"]
+        assert len({fork.name for fork in forks}) == len(forks) == 2 * len(OTHER) + 2
+
+
+def test_one_fork_may_be_asked_for_by_two_groups(groups, scripted_world):
+    """Each generator has its own; both get an episode."""
+
+    def asks(group):
+        fork = yield Fork(group.episodes[0], 1, luck=FRESH)
+        return zeros(group, path=fork.path)
+
+    world = scripted_world(lambda fork: 0.0)
+    credits = assign(world, [groups[0], groups[0]], method(asks))
+    assert [credit.info["path"] for credit in credits] == ["1.0.fresh.resample"] * 2
+    (first,), (second,) = (credit.info["forks"] for credit in credits)
+    assert first is not second and first.name == second.name
+    assert len(world.calls[0]) == 2
+    assign(world, groups[:1], method(asks))  # and by a later call
+
+
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [
+        ({}, "1.0.shared.resample"),
+        ({"luck": FRESH, "alternative": 2}, "1.2.fresh.resample"),
+        ({"luck": 4, "action": KEEP}, "1.0.4.keep"),
+        ({"action": (3, 14)}, "1.0.shared.3,14"),
+    ],
+)
+def test_a_fork_asked_for_twice_is_named_in_one_sentence(groups, scripted_world, options, path):
+    def asks(group):
+        yield [Fork(group.episodes[1], 1, **options)] * 2
+
+    with pytest.raises(ValueError) as error:
+        assign(scripted_world(lambda fork: 0.0), groups, method(asks))
+    assert str(error.value) == f"The fork '{path}' of episode 0/1 was asked for twice."
 
 
 def test_a_world_that_answers_short_is_refused(groups, scripted_world):

@@ -57,10 +57,3 @@ def test_without_deduplication_every_branch_plays_its_tail(scripted, scripted_wo
         (credit,) = assign(scripted_world(lambda fork: 0.25), [group], method)
         assert credit.values[0].tolist() == [0.75, 0.75]
         assert [fork.fork.takes_equal_tail() for fork in credit.info["forks"]] == [dedup] * 2
-
-
-@pytest.mark.parametrize(("options", "named"), [({"different": True}, "different")])
-def test_an_option_that_is_not_there_yet_is_named(scripted, scripted_world, options, named):
-    group = Group(Task("t"), [scripted(1.0)], 0, 0)
-    with pytest.raises(NotImplementedError, match=f"'independent' does not have `{named}` yet"):
-        assign(scripted_world(), [group], make("independent", **options))

@@ -111,22 +111,6 @@ def test_a_replayed_factual_ends_as_it_did(tiny):
             assert [t.action for t in null.turns] == [t.action for t in episode.turns]
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"two_sided": True}, "two_sided"),
-        ({"different": True}, "different"),
-        ({"draws": 2}, "draws"),
-        ({"coupling": "maximal"}, "coupling='maximal'"),
-        ({"control_variate": True}, "control_variate"),
-    ],
-)
-def test_an_option_that_is_not_there_yet_is_named(scripted, scripted_world, options, named):
-    method = make("twice", **options)
-    with pytest.raises(NotImplementedError, match=f"Method 'twice' does not have `{named}` yet"):
-        assign(scripted_world(), [Group(Task("t"), [scripted(1.0)], 0, 0)], method)
-
-
 def test_options_without_a_meaning_are_refused(scripted):
     group = Group(Task("t"), [scripted(1.0)], 0, 0)
     with pytest.raises(ValueError, match="`twins` must be at least 1 without a budget, got 0"):
@@ -141,22 +125,6 @@ def test_an_unknown_word_is_refused_by_name(scripted, unchecked, option):
 
 
 # --- with a budget, over the coin ------------------------------------------------------------
-
-
-@pytest.fixture
-def enumerated_coin(monkeypatch):
-    """The count coin becomes a draw of the tape with few values: q = .5 or .25 is exact."""
-
-    def install(tape, base):
-        def coins(group, turns, position, lane=0):
-            if position:
-                return np.full(len(turns), 0.999)
-            drawn = [tape.draw(("coin", episode.row, turn), base) for episode, turn in turns]
-            return (np.array(drawn) + 0.5) / base
-
-        monkeypatch.setattr("twinstats.credit.budget._coins", coins)
-
-    return install
 
 
 def budgeted(tiny, scripted, install, share, **options):

@@ -1,0 +1,128 @@
+"""Files of episodes that were sampled elsewhere: JSON lines, one episode a line.
+
+    {"task": "TD/currency/name+FR/capital/city1",
+     "turns": ["<search>currency of Chad</search>", [17, 301, 9], ...],
+     "observations": ["<question>What is the currency of Chad?</question>", null, ...]}
+
+`task` is the id of a task: those of its questions joined by `+`. A turn is the list of the token
+ids as they were sampled, stop token included, or its text, which is exact only if the policy's
+tokenizer gives back the ids that were sampled. `observations` may be left out: of each turn what
+was shown before it, or null; it is checked against what the environment shows now.
+
+Leaves out playing them (`adoption`).
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twinstats.episodes import Task
+from twinstats.errors import UsageError, unknown
+
+_KEYS = ("task", "turns", "observations")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedEpisode:
+    """An episode that was sampled elsewhere.
+
+    Attributes:
+        task: What was played.
+        turns: Of each turn its token ids as they were sampled, or its text.
+        observations: Of each turn what was shown before it, null where that is not known; empty
+            if none is.
+        place: Where it was logged, for messages.
+
+    Raises:
+        ValueError: No turn, an empty one, an id that is none, or another number of observations
+            than of turns.
+    """
+
+    task: Task
+    turns: tuple[tuple[int, ...] | str, ...]
+    observations: tuple[str | None, ...] = ()
+    place: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.turns or not all(self.turns):
+            raise ValueError("`turns` must hold at least one turn, and none that is empty.")
+        for turn in self.turns:
+            if not isinstance(turn, str) and not all(map(_is_id, turn)):
+                raise ValueError(f"`turns` must hold texts or lists of token ids, got {turn}.")
+        if self.observations and len(self.observations) != len(self.turns):
+            raise ValueError(
+                f"`observations` must have one entry a turn ({len(self.turns)}), "
+                f"got {len(self.observations)}."
+            )
+
+
+def read_episodes(path: Path, task: Callable[[str], Task], vocabulary: int) -> list[LoggedEpisode]:
+    """The episodes of a file in its order; all lines are checked.
+
+    Args:
+        path: A file of JSON lines; empty lines are skipped.
+        task: The task of an id; raises a ValueError for one that does not exist.
+        vocabulary: Token ids are below it.
+
+    Raises:
+        UsageError: No such file, no episode in it, or a line that is none: file and line are named.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}.") from error
+    found = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            place = f"{path}:{number}"
+            try:
+                found.append(_episode(_object(line), task, place))
+                _refuse_unknown_ids(found[-1], vocabulary)
+            except ValueError as error:
+                raise UsageError(f"{place}: {error}") from error
+    if not found:
+        raise UsageError(f"{path} must hold at least one episode, a JSON object a line.")
+    return found
+
+
+def _object(line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"A line must be a JSON object, but {error}.") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"A line must be a JSON object, got {type(row).__name__}.")
+    for name in row:
+        if name not in _KEYS:
+            raise unknown("key of an episode", name, _KEYS)
+    return row
+
+
+def _episode(row: dict[str, Any], task: Callable[[str], Task], place: str) -> LoggedEpisode:
+    if not isinstance(row.get("task"), str):
+        raise ValueError(f"`task` must be the id of a task, as text, got {row.get('task')!r}.")
+    turns, observations = row.get("turns"), row.get("observations")
+    if not isinstance(turns, list) or not all(isinstance(turn, (list, str)) for turn in turns):
+        raise ValueError("`turns` must be a list of texts or of lists of token ids.")
+    shown = [] if observations is None else observations
+    if not isinstance(shown, list) or not all(one is None or isinstance(one, str) for one in shown):
+        raise ValueError("`observations` must be a list of texts or nulls.")
+    return LoggedEpisode(
+        task=task(row["task"]),
+        turns=tuple(turn if isinstance(turn, str) else tuple(turn) for turn in turns),
+        observations=tuple(shown),
+        place=place,
+    )
+
+
+def _refuse_unknown_ids(logged: LoggedEpisode, vocabulary: int) -> None:
+    ids = (token for turn in logged.turns if not isinstance(turn, str) for token in turn)
+    largest = max(ids, default=0)
+    if largest >= vocabulary:
+        raise ValueError(f"`turns` must hold token ids below {vocabulary}, got {largest}.")
+
+
+def _is_id(token: Any) -> bool:
+    return isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**32
