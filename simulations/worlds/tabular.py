@@ -21,7 +21,7 @@ from twinstats.episodes import DIFFERENT, KEEP, RESAMPLE, Episode, Fork, Task, T
 from twinstats.keys import FACTUAL, Stream, Streams, fork_streams
 from twinstats.noise import KeyColumns, sample, uniforms
 
-_COIN, _END = 0, 0  # lanes of the environment's uniforms
+_COIN, _END = 0, 1  # lanes of the environment's uniforms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
