@@ -17,6 +17,7 @@ STUDIES: dict[str, str] = {
     "unbiased": "simulations.studies.unbiased",
     "variance": "simulations.studies.variance",
     "complexity": "simulations.studies.complexity",
+    "keys": "simulations.studies.keys",
     "leaderboard": "simulations.studies.leaderboard",
 }
 

@@ -73,8 +73,8 @@ class TabularWorld:
         self._shape = tables.move.shape
         self._chance, self._move = tables.chance.reshape(-1), tables.move.reshape(-1)
         self._rewards = np.append(tables.reward.reshape(-1), 0.0)  # index -1: a turn not played
-        self._tosses: np.ndarray = (tables.chance > 0).any(axis=(1, 2))
-        self._ends: np.ndarray = ((tables.hazard > 0) & (tables.hazard < 1)).any(axis=1)
+        self._tosses = np.any(tables.chance > 0, axis=(1, 2))
+        self._ends = np.any((tables.hazard > 0) & (tables.hazard < 1), axis=1)
         self._turns = np.empty(tables.move.size, object)  # made when first met, then shared
         self._is_met = np.zeros(tables.move.size, bool)
         self._logprob = log_softmax(tables.logits)

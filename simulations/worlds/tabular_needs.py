@@ -161,7 +161,7 @@ class Provider:
         """An exact teacher's log pi_teacher - log pi of each action (turn, state, action)."""
         gain = TEACHER_STRENGTH * self._values.advantage
         mean = (self._values.policy * np.exp(gain)).sum(axis=-1, keepdims=True)
-        return np.asarray(gain)
+        return np.asarray(gain - np.log(mean))
 
     def _walk(self, episode: Episode) -> _Walk:
         index = episode.info["index"]

@@ -133,7 +133,7 @@ def turn_entropies(method: str, episode: Episode) -> np.ndarray:
 
 
 def softmax_mean(values: np.ndarray, heights: np.ndarray) -> float:
-    """The mean of v with weights exp(h): sums exactly rounded, equal values give that very value."""
+    """Mean of v with weights exp(h): sums exactly rounded, equal values give that very value."""
     if values.max() == values.min():
         return float(values[0])
     weights = np.exp(heights - heights.max())
