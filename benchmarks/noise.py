@@ -129,7 +129,7 @@ def _player(parts: int, batch: int) -> Callable[[Sampler], None]:
         recipe="demo", task=TaskConfig(parts=parts), rollout=RolloutConfig(max_batch=batch)
     )
     policy = warm_policy(config, cache_folder())
-    tasks = [Task(*row) for row in rows.parts("train", parts, key="benchmark")[: 64 // parts]]
+    tasks = [Task(*row) for row in rows.task_rows("train", parts, key="benchmark")[: 64 // parts]]
 
     def play(sampler: Sampler) -> None:
         make_rollout(policy, config, sampler=sampler).play(tasks, rollouts=4, step=0)

@@ -118,7 +118,7 @@ def world(policy: Policy, scheme: Callable[[Place], tuple[int, int]]) -> Rollout
 
 def twins(rollout: Rollout, luck: object) -> list[tuple[Episode, Episode]]:
     """Factuals and twins of their first turn, where the two first turns differ in length."""
-    tasks = [Task(*row) for row in rows.parts("train", 4, key="noise figure")[:TASKS]]
+    tasks = [Task(*row) for row in rows.task_rows("train", 4, key="noise figure")[:TASKS]]
     factuals = rollout.play(tasks, ROLLOUTS, 0)
     forks = [Fork(episode, 0, luck=luck) for episode in factuals]
     pairs = zip(factuals, rollout.fork(forks), strict=True)

@@ -7,7 +7,7 @@ import pytest
 
 from trainer.recipes import recipe
 from trainer.setup import cache_folder, make_rollout
-from trainer.tasks.rows import parts
+from trainer.tasks.rows import task_rows
 from trainer.warmup import warm_policy
 from twinstats import cli
 from twinstats.episodes import KEEP, Fork, Task
@@ -23,7 +23,7 @@ def agent():
 def test_null_twins_end_as_their_factuals_did(agent):
     config, policy = agent
     rollout = make_rollout(policy, config)
-    tasks = [Task(row.id, row.info) for row in parts("train", 4, key="null")[:12]]
+    tasks = [Task(row.id, row.info) for row in task_rows("train", 4, key="null")[:12]]
     episodes = rollout.play(tasks, 8, 1)
     turns = [(e, t) for e in episodes for t in range(e.num_turns - 1)]
     nulls = rollout.fork([Fork(episode, turn, KEEP) for episode, turn in turns])
@@ -37,7 +37,7 @@ def test_null_twins_end_as_their_factuals_did(agent):
 def test_a_twins_cost_is_what_it_sampled(agent):
     config, policy = agent
     rollout = make_rollout(policy, config)
-    tasks = [Task(row.id, row.info) for row in parts("train", 4, key="cost")[:2]]
+    tasks = [Task(row.id, row.info) for row in task_rows("train", 4, key="cost")[:2]]
     episodes = rollout.play(tasks, 4, 1)
     forks = [Fork(e, t) for e in episodes for t in range(e.num_turns)]
     twins = rollout.fork(forks)

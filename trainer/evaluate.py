@@ -7,7 +7,7 @@ import numpy as np
 
 from trainer.config import Config
 from trainer.rollout import Rollout
-from trainer.tasks.rows import parts
+from trainer.tasks.rows import task_rows
 from twinstats.episodes import Episode, Task
 
 
@@ -30,7 +30,7 @@ class Evaluation:
 
 def evaluation_tasks(config: Config) -> list[Task]:
     """The first test rows that hold at least `evaluation.questions` questions, always the same."""
-    rows = parts("test", config.task.parts, key="evaluation")
+    rows = task_rows("test", config.task.parts, key="evaluation")
     count = -(-config.evaluation.questions // config.task.parts)
     return [Task(row.id, row.info) for row in rows[:count]]
 

@@ -14,8 +14,8 @@ from trainer.config import Config
 from trainer.episode_log import LoggedEpisode
 from trainer.rollout import Rollout
 from trainer.setup import make_method
+from trainer.step_log import forks_of, log_step, play_metrics
 from trainer.tasks.rows import row_by_id
-from trainer.train import log_step, play_metrics
 from twinstats.credit import Method, assign
 from twinstats.episodes import Episode, Task, group_by_task
 from twinstats.errors import UsageError
@@ -159,7 +159,7 @@ def _credited(
     metrics = play_metrics(groups, credits)
     metrics["time/step_seconds"] = time.perf_counter() - begun
     run.write("metrics", step, metric_rows(step, metrics))
-    return adopted, [fork for credit in credits for fork in credit.info["forks"]]
+    return adopted, forks_of(credits)
 
 
 def _summary(

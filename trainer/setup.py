@@ -9,8 +9,9 @@ import torch
 from trainer.config import Config
 from trainer.engines.hf import HfEngine, Sampler
 from trainer.noise import logged
+from trainer.play import Limits
 from trainer.policy import Policy
-from trainer.rollout import Limits, Rollout
+from trainer.rollout import Rollout
 from trainer.tasks import make as make_environment
 from trainer.tasks import names as task_names
 from twinstats.credit import METHODS, Budget, Method, make

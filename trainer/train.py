@@ -5,12 +5,10 @@ Leaves out: several processes, schedules, several updates a step.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
 from trainer.checkpoint import (
@@ -27,22 +25,14 @@ from trainer.learner import engine_gap, update
 from trainer.policy import Policy
 from trainer.rollout import Rollout
 from trainer.setup import make_method, make_optimizer, make_rollout
+from trainer.step_log import log_step, play_metrics
 from trainer.tasks.questions import data_fingerprint
-from trainer.tasks.rows import parts
+from trainer.tasks.rows import task_rows
 from twinstats.credit import Method, assign
-from twinstats.credit.budget import allocation_rows
-from twinstats.episodes import RESAMPLE, Credit, Episode, Group, Task, group_by_task
+from twinstats.episodes import Task, group_by_task
 from twinstats.errors import UsageError
-from twinstats.records import Run, create_run, metric_rows, reopen_run
-from twinstats.records import parts as parts_of
-from twinstats.rows import (
-    credit_rows,
-    episode_rows,
-    is_equal_decision,
-    null_disagreements,
-    pair_rows,
-    turn_rows,
-)
+from twinstats.records import Run, create_run, metric_rows, parts, reopen_run
+from twinstats.rows import episode_rows
 
 OnStep = Callable[[int, dict[str, float]], None]
 
@@ -155,7 +145,7 @@ def _step(training: Training) -> dict[str, float]:
 def train_tasks(config: Config, step: int) -> list[Task]:
     """The tasks of a step: a function of seed and step alone."""
     try:
-        rows = parts("train", config.task.parts, key=f"train/{config.seed}/{step}")
+        rows = task_rows("train", config.task.parts, key=f"train/{config.seed}/{step}")
     except ValueError as error:
         raise UsageError(f"`task.parts`: {error}") from error
     if len(rows) < config.rollout.groups:
@@ -164,44 +154,6 @@ def train_tasks(config: Config, step: int) -> list[Task]:
             f"questions that there are, got {config.rollout.groups}."
         )
     return [Task(row.id, row.info) for row in rows[: config.rollout.groups]]
-
-
-def play_metrics(groups: Sequence[Group], credits: Sequence[Credit]) -> dict[str, float]:
-    """What a step's factuals and forks came to, by name."""
-    forks = _forks(credits)
-    episodes = [episode for group in groups for episode in group.episodes]
-    outcomes = [episode.outcome for episode in episodes if episode.outcome is not None]
-    uninformative = sum(
-        bool(credit.info["zero_variance"] or credit.info["singleton_groups"]) for credit in credits
-    )
-    metrics = {
-        "train/outcome_share": float(np.mean(outcomes)) if outcomes else float("nan"),
-        "train/success_share": float(np.mean([bool(episode.success) for episode in episodes])),
-        "train/truncated_count": sum(episode.truncated for episode in episodes),
-        "train/failed_count": sum(e.outcome is None for e in [*episodes, *forks]),
-        "train/sampled_tokens": sum(episode.sampled for episode in episodes),
-        "train/auxiliary_tokens": sum(fork.sampled for fork in forks),
-        "credit/informative_groups_share": 1 - uninformative / len(groups),
-    }
-    return metrics | _fork_metrics(forks)
-
-
-def _fork_metrics(forks: Sequence[Episode]) -> dict[str, float]:
-    resampled = [
-        fork
-        for fork in forks
-        if fork.outcome is not None and fork.fork is not None and fork.fork.action is RESAMPLE
-    ]
-    if not forks:
-        return {}
-    count, by_token, by_outcome = null_disagreements(forks)
-    equal = [is_equal_decision(fork) for fork in resampled]
-    return {
-        "pairs/equal_share": float(np.mean(equal)) if equal else float("nan"),
-        "pairs/null_count": count,
-        "pairs/null_token_disagreements_count": by_token,
-        "pairs/null_outcome_disagreements_count": by_outcome,
-    }
 
 
 def _evaluation_metrics(training: Training) -> dict[str, float]:
@@ -231,42 +183,6 @@ def _evaluate_first(training: Training) -> None:
             f"The warmed-up policy answers {metrics['eval/exact_match_share']:.3f} of the test "
             f"questions, below `warmup.minimum_exact_match` {least}: more `warmup.steps` may help."
         )
-
-
-def log_step(
-    run: Run,
-    step: int,
-    groups: Sequence[Group],
-    credits: Sequence[Credit],
-    *,
-    policy: Policy,
-    config: Config,
-) -> None:
-    """Writes the tables of a step: its factuals, their forks and their credit."""
-    episodes = [episode for group in groups for episode in group.episodes]
-    forks = _forks(credits)
-    run.write("episodes", step, episode_rows([*episodes, *forks]))
-    run.write("turns", step, turn_rows(episodes))
-    run.write("pairs", step, pair_rows(forks))
-    run.write("allocations", step, allocation_rows(credits))
-    run.write("credit", step, credit_rows(credits, config.credit.method))
-    told = [one for one in (*episodes, *forks) if one.row < config.log.text_rows]
-    run.write("texts", step, text_rows(policy, told))
-
-
-def text_rows(policy: Policy, episodes: Sequence[Episode]) -> list[dict[str, Any]]:
-    """Rows of the table `texts`; of a fork, its own turns only."""
-    return [
-        {"episode": episode.name, "turn": index, "role": role, "text": policy.decode(ids)}
-        for episode in episodes
-        for index, turn in enumerate(episode.turns)
-        if episode.owner(index) is episode
-        for role, ids in (("observation", turn.info["shown"]), ("action", turn.action))
-    ]
-
-
-def _forks(credits: Sequence[Credit]) -> list[Episode]:
-    return [fork for credit in credits for fork in credit.info["forks"]]
 
 
 def _save(training: Training) -> None:
@@ -303,7 +219,7 @@ def _restore(training: Training) -> bool:
 
 def _refuse_lost_checkpoints(training: Training) -> None:
     """A run without checkpoints starts again only if it had not come to its first one."""
-    logged = len(parts_of(training.run.path, "episodes"))
+    logged = len(parts(training.run.path, "episodes"))
     if logged > training.config.checkpoint.every:
         raise UsageError(
             f"{training.run.path} has logged {logged} steps, but its checkpoints are gone: "

@@ -174,14 +174,14 @@ def sample(
     logits = np.asarray(logits)
     if logits.ndim != 2:
         raise ValueError(f"`logits` must be (rows, vocabulary), got {logits.shape}.")
-    columns, at, degrees = checked_rows(len(logits), keys, positions, temperature)
+    columns, at, temperatures = checked_rows(len(logits), keys, positions, temperature)
     peaks = _block_peaks(logits)
     check_logits(peaks, keys)
     likeliest = _likeliest(logits, peaks)
-    warm = np.flatnonzero(degrees > 0)
+    warm = np.flatnonzero(temperatures > 0)
     if not len(warm):
         return likeliest
-    rows = _Rows(logits, columns, at, degrees)
+    rows = _Rows(logits, columns, at, temperatures)
     if len(warm) == len(logits):
         return _block_sample(rows, peaks, likeliest)
     likeliest[warm] = _block_sample(rows.take(warm), peaks[warm], likeliest[warm])
@@ -246,17 +246,20 @@ def checked_rows(
             f"`logits` must be (rows, vocabulary) with one key and one position a row, "
             f"got {num_rows} rows, {len(keys)} keys and {len(positions)} positions."
         )
-    degrees = np.asarray(temperature, np.float64)
-    if degrees.shape not in ((), (num_rows,)):
-        raise ValueError(f"`temperature` must be one number or one a row, got {degrees.shape}.")
-    degrees = np.broadcast_to(degrees, num_rows)
-    for row in np.flatnonzero(~((degrees >= 0) & (degrees < np.inf)))[:1]:
+    temperatures = np.asarray(temperature, np.float64)
+    if temperatures.shape not in ((), (num_rows,)):
         raise ValueError(
-            f"`temperature` must be at least 0 and finite, got {degrees[row]} {_place(keys, row)}."
+            f"`temperature` must be one number or one a row, got {temperatures.shape}."
+        )
+    temperatures = np.broadcast_to(temperatures, num_rows)
+    for row in np.flatnonzero(~((temperatures >= 0) & (temperatures < np.inf)))[:1]:
+        raise ValueError(
+            f"`temperature` must be at least 0 and finite, got {temperatures[row]} "
+            f"{_place(keys, row)}."
         )
     _check_word("positions", positions)
     columns = keys if isinstance(keys, KeyColumns) else KeyColumns.of(keys)
-    return columns, np.asarray(positions, np.int64), degrees
+    return columns, np.asarray(positions, np.int64), temperatures
 
 
 def check_logits(logits: np.ndarray, keys: Sequence[NoiseKey] | KeyColumns | None = None) -> None:

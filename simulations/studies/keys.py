@@ -38,13 +38,19 @@ from scipy.special import stdtrit
 from scipy.stats import binomtest
 
 from simulations.worlds.tokens import Tokens
-from simulations.worlds.tokens_model import TokensSetting
+from simulations.worlds.tokens_model import Keying, TokensSetting
 from twinstats.episodes import FRESH, Episode, Fork
 from twinstats.pairs import PairedResult, paired
 from twinstats.rows import is_equal_decision
 
 TABLE = "keys_cells"
-KEYINGS = ("slot", "maximal", "position", "generator", "collide")
+KEYINGS: dict[str, Keying] = {
+    "slot": "slot",
+    "maximal": "slot",
+    "position": "position",
+    "generator": "generator",
+    "collide": "collide",
+}
 FURTHEST = 3
 _ROLLOUTS = 4
 _Row = dict[str, Any]
@@ -143,8 +149,7 @@ class _Pairs:
 
 
 def _played(setting: Setting, keying: str, seed: int) -> _Pairs:
-    named = "slot" if keying == "maximal" else keying
-    world = Tokens(dataclasses.replace(setting.world, keying=named), seed=seed)
+    world = Tokens(dataclasses.replace(setting.world, keying=KEYINGS[keying]), seed=seed)
     episodes = world.play(world.tasks(setting.num_pairs // _ROLLOUTS), _ROLLOUTS, step=0)
     coupling: Any = "maximal" if keying == "maximal" else "gumbel"
     twins = world.fork([Fork(episode, 0, coupling=coupling) for episode in episodes])

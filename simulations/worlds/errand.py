@@ -23,6 +23,7 @@ from simulations.worlds.errand_rules import (
     House,
     found,
     goal,
+    is_done,
     predicate_graph,
     predicates,
 )
@@ -57,7 +58,8 @@ def _labels(setting: ErrandSetting, model: ErrandModel) -> Labels:
     asleep = {turn for turn, awake in enumerate(model.matters.tolist()) if not awake}
 
     def shown(turn: int, state: int) -> str:
-        return f"asleep; {texts[state]}" if turn in asleep else texts[state]
+        sleeps = turn in asleep and not is_done(model.houses[state])
+        return f"asleep; {texts[state]}" if sleeps else texts[state]
 
     return Labels(
         world="errand",

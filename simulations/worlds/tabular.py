@@ -9,17 +9,19 @@ and what methods need besides (`tabular_needs`).
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from simulations.worlds.checks import refuse_coupling
+from simulations.worlds.luck import Ahead, gumbels
 from simulations.worlds.slots import at_slots
 from simulations.worlds.tabular_model import TabularModel, TabularValues, log_softmax, solve
 from simulations.worlds.tabular_needs import Labels, Provider, Quality
 from twinstats.episodes import DIFFERENT, KEEP, RESAMPLE, Episode, Fork, Task, Turn
 from twinstats.keys import FACTUAL, Stream, Streams, fork_streams
-from twinstats.noise import KeyColumns, sample, uniforms
+from twinstats.noise import KeyColumns, check_logits, sample, uniforms
 
 _COIN, _END = 0, 1  # lanes of the environment's uniforms
 
@@ -63,6 +65,7 @@ class TabularWorld:
         self, tables: TabularModel, *, seed: int, labels: Labels, quality: Quality, tokens: int = 1
     ) -> None:
         """`tokens` is what a turn counts."""
+        check_logits(tables.logits.reshape(-1, tables.logits.shape[-1]))
         self.seed = seed
         self.tables = tables
         self.values: TabularValues = solve(tables)
@@ -249,31 +252,29 @@ class TabularWorld:
         horizon, states, actions, _ = self._shape
         index = np.full((len(batch.start), horizon), -1)
         state, alive = batch.state.copy(), np.ones(len(batch.start), bool)
+        ahead = partial(Ahead, start=batch.start, horizon=horizon)
+        decisions = ahead(partial(gumbels, position=0, size=actions), batch.tail)
+        coins = ahead(partial(uniforms, position=0, lane=_COIN), batch.environment)
+        ends = ahead(partial(uniforms, position=0, lane=_END), batch.environment)
         for turn in range(int(batch.start.min(initial=horizon)), horizon):
             live = np.flatnonzero(alive & (batch.start <= turn))
-            action = self._actions(batch, live, turn, state[live])
+            action = np.where(batch.start[live] == turn, batch.forced[live], -1)
+            free = np.flatnonzero(action < 0)
+            scores = self.tables.logits[turn, state[live[free]]]
+            action[free] = (scores + decisions.at(turn, live[free], alive)).argmax(axis=1)
             decision = (turn * states + state[live]) * actions + action
             coin = np.zeros(len(live), np.int64)
-            keys = at_slots(batch.environment.take(live), np.full(len(live), turn))
             if self._tosses[turn]:
-                coin += uniforms(keys, 0, _COIN) < self._chance[decision]
+                coin += coins.at(turn, live, alive) < self._chance[decision]
             index[live, turn] = 2 * decision + coin
             after = self._move[2 * decision + coin]
             hazard = self.tables.hazard[turn, after]
             state[live] = after
-            alive[live] = hazard < 1
+            goes_on = hazard < 1
             if self._ends[turn]:
-                alive[live] &= uniforms(keys, 0, _END) >= hazard
+                goes_on &= ends.at(turn, live, alive) >= hazard
+            alive[live] = goes_on
         return index
-
-    def _actions(self, batch: _Batch, live: np.ndarray, turn: int, state: np.ndarray) -> np.ndarray:
-        forced = np.where(batch.start[live] == turn, batch.forced[live], -1)
-        free = np.flatnonzero(forced < 0)
-        if len(free):
-            keys = at_slots(batch.tail.take(live[free]), np.full(len(free), turn))
-            logits = self.tables.logits[turn, state[free]]
-            forced[free] = sample(logits, keys, np.zeros(len(logits), np.int64))
-        return forced
 
     def _results(self, index: np.ndarray) -> list[_Result]:
         """What walks came to: their table indices without padding, outcome and ending."""

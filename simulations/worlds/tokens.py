@@ -16,6 +16,7 @@ Leaves out tables and exact laws (`tokens_model`), playing (`tokens_play`) and d
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,10 +45,10 @@ class Tokens:
     def __init__(
         self, setting: TokensSetting, *, seed: int, model: TokensModel | None = None
     ) -> None:
-        """`model` null: the one that the setting names."""
+        """`model`: other tables than those that the setting names."""
         self.setting = setting
         self.seed = seed
-        self.model: TokensModel = model or build_model(setting)
+        self.model: TokensModel = replace(model or build_model(setting), setting=setting)
         self.law = turn_law(self.model)
         self.turns_world = TabularWorld(
             tokens_model.tables(self.model, self.law),
@@ -263,7 +264,7 @@ class Tokens:
         """A fork whose decision came out equal: its parent's turns and outcome, not played."""
         parent = fork.episode
         played = list(parent.turns), parent.info["index"]
-        cost = parent.turns[fork.turn].num_tokens * _is_sampled(fork)
+        cost = 0
         return self._episode(parent.task, parent.step, parent.row, played, fork, cost)
 
     def _episode(

@@ -143,9 +143,11 @@ class TokensModel:
 
     def token_logits(self, context: tuple[np.ndarray, np.ndarray, np.ndarray]) -> np.ndarray:
         """Logits of the whole vocabulary in each of many contexts (context, token)."""
-        logits = np.repeat(self.logits[context], self.sizes, axis=-1)
-        logits += self.styles[self.style_of[context]]
-        return np.asarray(logits)
+        logits: np.ndarray = self.styles[self.style_of[context]]
+        ends = np.cumsum(self.sizes).tolist()
+        for own, begin, end in zip(self.logits[context].T, [0, *ends], ends, strict=False):
+            logits[:, begin:end] += own[:, None]
+        return logits
 
 
 def build_model(setting: TokensSetting) -> TokensModel:

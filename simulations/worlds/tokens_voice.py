@@ -15,7 +15,7 @@ from simulations.worlds.tokens_model import STOP, TokensModel
 from twinstats.maximal import maximal
 from twinstats.noise import KeyColumns, sample
 
-_CELLS = 4_000_000  # logits held at once
+_CELLS = 1_000_000  # logits held at once: more would leave the cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -79,6 +79,26 @@ def test_a01_equal_rewards_have_no_signal(value, size, kind):
         assert credit.info["zero_variance"] is True
 
 
+class Same(NoForks):
+    """A world in which every fork ends as its parent did."""
+
+    def fork(self, forks):
+        return [replace(fork.episode, fork=fork) for fork in forks]
+
+
+@pytest.mark.parametrize("value", [0.1, 0.2, 0.3])
+@pytest.mark.parametrize("twins", [3, 6])
+@pytest.mark.parametrize("options", [{}, {"two_sided": True}, {"control_variate": True}])
+def test_a01_twins_that_end_equally_have_no_signal(value, twins, options):
+    """The mean of three 0.1 is one ulp above 0.1 when summed as floats."""
+    for name in ("twice", "independent"):
+        groups = group_by_task(episodes([value] * 3, "aaa"), seed=0, step=0)
+        (credit,) = assign(Same(), groups, make(name, twins=twins, **options))
+        found = np.concatenate(credit.values)
+        assert set(found[~np.isnan(found)].tolist()) == {0.0}
+        assert credit.info["zero_variance"] is True
+
+
 def test_a03_every_estimator_has_its_own_scale():
     rewards = [1.0, 1, 1, 0, 0, 0, 0, 0]
     expected = {

@@ -12,7 +12,7 @@ from trainer.tasks.demonstrations import demonstrations
 from trainer.tasks.facts import Facts, retriever
 from trainer.tasks.questions import documents, question_by_id, questions
 from trainer.tasks.retriever import Document, Retriever
-from trainer.tasks.rows import one_part, parts
+from trainer.tasks.rows import one_part, task_rows
 from trainer.tasks.scoring import (
     cover_match,
     exact_match,
@@ -149,7 +149,7 @@ def test_q12_done_is_not_won():
 
 
 def test_q13_reset_keeps_nothing_of_what_was_played_before():
-    row, other = parts("test", 4, key="q13")[:2]
+    row, other = task_rows("test", 4, key="q13")[:2]
     actions = ["<search>Chad</search>", "<answer>x</answer>", "nothing"]
     factual, twin = Facts(), Facts()
     twin.reset(other.info)
@@ -164,8 +164,10 @@ def test_q13_reset_keeps_nothing_of_what_was_played_before():
 def test_q15_splits_are_disjoint_in_every_worker():
     asked = {q.id: (q.iso, q.relation, q.entry) for q in questions()}
     for key_a, key_b in itertools.product(range(8), range(8)):
-        train = {i for row in parts("train", 4, key=str(key_a)) for i in row.info["question_ids"]}
-        test = {i for row in parts("test", 4, key=str(key_b)) for i in row.info["question_ids"]}
+        train = {
+            i for row in task_rows("train", 4, key=str(key_a)) for i in row.info["question_ids"]
+        }
+        test = {i for row in task_rows("test", 4, key=str(key_b)) for i in row.info["question_ids"]}
         assert len(train) > 2700 and len(test) > 1000
         assert not train & test
     train_rows, test_rows = one_part("train"), one_part("test")

@@ -133,14 +133,15 @@ def test_values_equal_enumeration_of_the_last_turns_from_every_state(items):
 
 
 def test_sleeping_turns_change_nothing_and_show_it():
-    setting = dataclasses.replace(TWO, density=0.4)
+    setting = dataclasses.replace(TWO, items=1, horizon=40, density=0.4)
     world = Errand(setting, seed=0)
-    assert world.model.matters.sum() == 8
+    assert world.model.matters.sum() == 16
     np.testing.assert_allclose(world.values.advantage[~world.model.matters], 0, atol=1e-15)
     assert np.abs(world.values.advantage[world.model.matters]).max() > 0.1
     for episode in world.play(world.tasks(2), 5, step=0):
         for index, turn in enumerate(episode.turns):
             assert turn.state.startswith("asleep; ") == (not world.model.matters[index])
+        assert not episode.final_state.startswith("asleep")
 
 
 def test_policy_gradient_equals_finite_differences():

@@ -3,7 +3,15 @@ import math
 import numpy as np
 import pytest
 
-from simulations.studies import STUDIES, complexity, leaderboard, load_study, unbiased, variance
+from simulations.studies import (
+    STUDIES,
+    complexity,
+    keys,
+    leaderboard,
+    load_study,
+    unbiased,
+    variance,
+)
 from simulations.studies.leaderboard import ENTRANTS, METRICS, summarise
 from twinstats.power import pairs_needed
 from twinstats.sequential import PairedSequence
@@ -168,3 +176,74 @@ def test_raw_and_deduplicated_branches_differ_by_equal_decisions_only():
     rows = [r for s in settings for seed in range(4) for r in leaderboard.run(s, seed)]
     spent = {m: sum(r["tokens"] for r in rows if r["method"] == m) for m in ENTRANTS}
     assert spent["twice"] <= spent["independent"] < spent["independent_raw"]
+
+
+def keys_found(rows, metric):
+    return {
+        (r["keying"], r["pairs"], r["longer"]): r
+        for r in keys.summarise(rows)["keys"]
+        if r["metric"] == metric
+    }
+
+
+def test_keys_by_turn_keep_their_luck_where_lengths_differ(quick):
+    same = keys_found(quick["keys"], "later_equal")
+    for far in (-3, 3):
+        kept = min(same[keying, "different", far]["low"] for keying in ("slot", "maximal"))
+        assert kept > 0.5
+        for keying in ("position", "generator"):
+            assert same[keying, "different", far]["high"] < 0.35
+            assert same[keying, "different", 0]["value"] > 0.7
+    fresh = keys_found(quick["keys"], "later_equal_fresh")
+    assert all(row["value"] < 0.2 for row in fresh.values())
+    gain = keys_found(quick["keys"], "gain_deduplicated")
+    assert gain["slot", "all", None]["value"] > gain["generator", "all", None]["value"]
+    for key, row in gain.items():
+        raw = keys_found(quick["keys"], "gain")[key]
+        assert raw["value"] >= row["value"] and (key[1] == "all" or raw["value"] == row["value"])
+
+
+def test_colliding_rows_make_intervals_too_short_until_clustered(quick):
+    found = {r["keying"]: r for r in keys.summarise(quick["keys"])["keys_coverage"]}
+    collide, slot = found["collide"], found["slot"]
+    assert collide["deviation"] > 1.7 * collide["stderr"]
+    assert collide["coverage_high"] < 0.95 < collide["coverage_clustered_high"]
+    assert collide["stderr_clustered"] > 1.7 * collide["stderr"]
+    assert slot["coverage_high"] > 0.95 and slot["deviation"] < 1.5 * slot["stderr"]
+
+
+def test_keys_by_hand():
+    """Two seeds of two pairs each: what a gain, rho_eff and their intervals are."""
+
+    def cell(seed, factual, twin, control):
+        pairs = keys._Pairs(
+            factual=np.array(factual),
+            twin=np.array(twin),
+            control=np.array(control),
+            is_equal=np.array([True, False]),
+            longer=np.array([0, 2]),
+            later=np.array([[3, 4], [1, 2]]),
+            fresh=np.array([[0, 4], [1, 3]]),
+        )
+        known = {"setting": "s", "seed": seed, "vocabulary": 2, "keying": "slot"}
+        return [known | row for row in keys._coupling(pairs)]
+
+    rows = cell(0, [1.0, 0.0], [1.0, 1.0], [0.0, 2.0])
+    rows += cell(1, [1.0, 1.0], [1.0, 3.0], [0.0, 2.0])
+    pooled = ("slot", "all", None)
+    gain = keys_found(rows, "gain")[pooled]
+    assert gain["value"] == pytest.approx((1 + 4 + 1 + 1) / (1 + 4)) and gain["num_pairs"] == 4
+    # without seed 0 it is 2 / 4, without seed 1 it is 5 / 1; t with one degree of freedom
+    half = 12.7062 * np.log(10) / 2
+    assert gain["low"] == pytest.approx(1.4 * np.exp(-half), rel=1e-4)
+    assert gain["high"] == pytest.approx(1.4 * np.exp(half), rel=1e-4)
+    assert keys_found(rows, "gain_deduplicated")[pooled]["value"] == pytest.approx((4 + 1) / 5)
+    assert keys_found(rows, "later_equal")[pooled]["value"] == pytest.approx(8 / 12)
+    assert keys_found(rows, "later_equal_fresh")[pooled]["value"] == pytest.approx(2 / 14)
+    factual, twin = np.array([1.0, 0.0, 1.0, 1.0]), np.array([1.0, 1.0, 1.0, 3.0])
+    covariance = np.cov(factual, twin)
+    rho_eff = 2 * covariance[0, 1] / np.trace(covariance)
+    assert keys_found(rows, "rho_eff")[pooled]["value"] == pytest.approx(rho_eff)
+    nothing = keys_found(rows, "gain")["slot", "different", -3]
+    assert nothing["value"] is None and nothing["reason"] == "no pair, or nothing that varies"
+    assert keys_found(rows[:9], "gain")[pooled]["reason"] == "one seed has no interval"

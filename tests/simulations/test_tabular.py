@@ -4,11 +4,14 @@ import itertools
 import numpy as np
 import pytest
 
+from simulations.worlds.chain import Chain
+from simulations.worlds.chain_model import ChainSetting
+from simulations.worlds.luck import gumbels
 from simulations.worlds.tabular_model import ReturnLaw, solve
 from tests.simulations.toy import ACTIONS, STATES, TURNS, random_model, toy, ways
 from twinstats.episodes import DIFFERENT, FRESH, KEEP, SHARED, Fork, Task
 from twinstats.keys import Stream
-from twinstats.noise import sample, uniform
+from twinstats.noise import KeyColumns, LogitsError, NoiseKey, gumbel, sample, uniform
 from twinstats.rows import null_disagreements
 
 
@@ -179,6 +182,33 @@ def test_episodes_do_not_depend_on_the_batch_or_on_what_was_played_before():
     many = other.play([Task("x", {"start": 2}), Task("y", {"start": 0})], 40, step=0)
     for one, two in zip(alone, many, strict=False):
         assert as_played(one) == as_played(two)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 256, 600])
+def test_noise_of_many_keys_equals_that_of_each(size):
+    keys = [NoiseKey(7, 3, row, turn, luck=turn) for row in (0, 5, 9) for turn in (0, 2)]
+    found = gumbels(KeyColumns.of(keys), 4, size)
+    expected = [gumbel(key, 4, np.arange(size)) for key in keys]
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("cells", [1, 45, 200])
+def test_how_far_noise_is_drawn_ahead_changes_nothing(monkeypatch, cells):
+    world = Chain(ChainSetting(name="x", horizon=12, ends=0.2), seed=3)
+    episodes = world.play(world.tasks(3), 6, step=0)
+    forks = [Fork(e, t, luck=FRESH) for e in episodes for t in range(0, e.num_turns, 3)]
+    expected = [as_played(e) for e in [*episodes, *world.fork(forks)]]
+    monkeypatch.setattr("simulations.worlds.luck._DRAWN_AHEAD", cells)
+    again = [*world.play(world.tasks(3), 6, step=0), *world.fork(forks)]
+    assert [as_played(e) for e in again] == expected
+
+
+def test_logits_without_a_law_are_refused():
+    world = toy()
+    logits = world.tables.logits.copy()
+    logits[1, 2, 0] = np.nan
+    with pytest.raises(LogitsError, match="must not be NaN, got one in row 5"):
+        world.with_logits(logits)
 
 
 def test_another_policy_in_the_same_world():

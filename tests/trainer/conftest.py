@@ -15,8 +15,9 @@ from trainer.config import (
     WarmupConfig,
 )
 from trainer.engines import SampledTurn
+from trainer.play import Limits
 from trainer.policy import Policy, build_model, build_tokenizer
-from trainer.rollout import Limits, Rollout
+from trainer.rollout import Rollout
 from trainer.tasks import Step
 from trainer.tasks.demonstrations import demonstrations, text_of
 from trainer.tasks.facts import SPECIAL_TOKENS, Facts

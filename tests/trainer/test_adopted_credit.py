@@ -10,8 +10,9 @@ from scipy.stats import norm
 from trainer.config import ModelConfig
 from trainer.engines.hf import HfEngine
 from trainer.episode_log import LoggedEpisode
+from trainer.play import Limits
 from trainer.policy import build_model
-from trainer.rollout import Limits, Rollout
+from trainer.rollout import Rollout
 from trainer.tasks import Step
 from twinstats.credit import assign, make
 from twinstats.episodes import KEEP, Fork, Task, group_by_task

@@ -25,7 +25,7 @@ from trainer.tasks.questions import (
     questions,
     split_questions,
 )
-from trainer.tasks.rows import one_part, parts, row_of
+from trainer.tasks.rows import one_part, row_of, task_rows
 from twinstats.episodes import SLOTS_PER_PART
 
 CHAD = ["TD/currency/city1", "TD/capital/name"]
@@ -101,7 +101,7 @@ def test_a_question_in_both_splits_is_refused():
 
 
 def test_four_part_test_rows_cover_500_questions_without_repeating_one():
-    rows = parts("test", 4, key="evaluation")
+    rows = task_rows("test", 4, key="evaluation")
     asked = [question_id for row in rows for question_id in row.info["question_ids"]]
     assert len(rows) >= 125 and len(asked) >= 500
     assert len(set(asked)) == len(asked)
@@ -109,19 +109,19 @@ def test_four_part_test_rows_cover_500_questions_without_repeating_one():
 
 
 def test_rows_depend_on_their_key_alone():
-    assert parts("train", 4, key="0") == parts("train", 4, key="0")
-    assert parts("train", 4, key="0") != parts("train", 4, key="1")
+    assert task_rows("train", 4, key="0") == task_rows("train", 4, key="0")
+    assert task_rows("train", 4, key="0") != task_rows("train", 4, key="1")
     assert {row.id for row in one_part("test")} == {q.id for q in split_questions("test")}
 
 
 def test_rows_are_plain_json():
-    row = parts("train", 4, key="0")[0]
+    row = task_rows("train", 4, key="0")[0]
     assert json.loads(json.dumps(row.info)) == row.info
 
 
 def test_bad_rows_and_splits_are_refused():
     with pytest.raises(ValueError, match="`num_parts` must be from 1 to"):
-        parts("test", 0, key="0")
+        task_rows("test", 0, key="0")
     with pytest.raises(ValueError, match="`num_parts` must be from 1 to"):
         demonstrations(1, num_parts=0, rng=np.random.default_rng(0))
     with pytest.raises(ValueError, match='`split` must be "train" or "test"'):
@@ -195,7 +195,7 @@ def test_slots_name_the_part_and_turn_that_the_environment_is_in_and_never_repea
     rng = np.random.default_rng(3)
     environment = Facts()
     turns = ["<search>Chad</search>", "<answer>b</answer>", "?", "<answer>open"]
-    for row in parts("test", 4, key="slots")[:20]:
+    for row in task_rows("test", 4, key="slots")[:20]:
         environment.reset(row.info)
         history, slots, done = [], [], False
         while not done:

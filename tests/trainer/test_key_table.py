@@ -13,7 +13,8 @@ from scipy.stats import norm
 
 import simulations.worlds.chain as chain
 from simulations.worlds.chain_model import ChainSetting
-from trainer.rollout import RESET_SLOT, Limits, Rollout
+from trainer.play import RESET_SLOT, Limits
+from trainer.rollout import Rollout
 from trainer.setup import make_rollout
 from trainer.tasks import Step
 from trainer.tasks.facts import Facts

@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from trainer.rollout import RESET_SLOT
+from trainer.play import RESET_SLOT
 from trainer.setup import make_rollout
 from trainer.train import train_tasks
 from twinstats.episodes import DIFFERENT, FRESH, KEEP, RESAMPLE, SHARED, Episode, Fork, Task, World
@@ -122,7 +122,7 @@ def test_evaluation_draws_from_streams_of_its_own(scripted, coin):
 def test_a_slot_that_is_named_twice_is_refused(scripted, coin, monkeypatch):
     rollout, _, _ = scripted(coin)
     monkeypatch.setattr(
-        type(rollout._environment()), "slot", lambda self, history: min(len(history), 1)
+        type(rollout._setting.environment()), "slot", lambda self, history: min(len(history), 1)
     )
     with pytest.raises(ValueError, match="named slot 1 twice"):
         rollout.play([TASK], 1, 0)

@@ -120,6 +120,24 @@ def test_only_exact_shared_resampling_takes_the_parents_tail():
     assert not Fork(F, 1, skip_equal=False).takes_equal_tail()
 
 
+def test_only_exact_shared_replays_of_one_turn_may_share_a_tail():
+    shared = {
+        (action, luck)
+        for action in (RESAMPLE, KEEP, DIFFERENT, 3)
+        for luck in (SHARED, FRESH, 1)
+        if Fork(F, 1, action, luck).tail_key()
+    }
+    assert shared == {(RESAMPLE, SHARED), (DIFFERENT, SHARED), (3, SHARED)}
+    one = Fork(F, 1).tail_key()
+    assert one == Fork(F, 1, alternative=4).tail_key() == Fork(F, 1, DIFFERENT).tail_key()
+    assert one not in (Fork(F, 0).tail_key(), Fork(F, 1, coupling="maximal").tail_key())
+    assert one != Fork(episode(), 1).tail_key()
+    assert Fork(F, 1).tail_key(exact_replay=False) is None
+    assert Fork(F, 1, skip_equal=True).tail_key(exact_replay=False) == one
+    assert Fork(F, 1, skip_equal=False).tail_key() is None
+    assert Fork(F, 1, luck=FRESH, skip_equal=True).tail_key() is None
+
+
 def test_forks_are_the_same_by_parent_turn_action_luck_and_alternative():
     twin = episode(fork=Fork(F, 0))
     forks = [

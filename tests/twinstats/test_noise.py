@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tests.golden import GOLDEN, IDS
 from twinstats import noise
 from twinstats.noise import (
     BLOCK,
@@ -21,37 +22,6 @@ from twinstats.noise import (
 from twinstats.philox import philox4x32, uniform52
 
 KEY = NoiseKey(7, 3, 5, 2)
-IDS = [0, 1, 2, 3, 255, 256, 1000, 151935]
-GOLDEN = [
-    (
-        KEY,
-        11,
-        [
-            1.0206202721422601,
-            2.4959897948505514,
-            0.7783864878414736,
-            -0.17033030826753126,
-            -0.10289553184483508,
-            0.7169954517828189,
-            1.3910429987659523,
-            4.771685053413678,
-        ],
-    ),
-    (
-        NoiseKey(7, 3, 5, 2, 1, "alternative"),
-        0,
-        [
-            1.4159148513307676,
-            -0.38292606227496867,
-            1.1498715051076416,
-            0.6105397276027605,
-            -0.6886487864946228,
-            -1.1931758169343354,
-            2.3376531975064574,
-            0.4976450436629311,
-        ],
-    ),
-]
 NEVER = stats.norm.isf(1e-6 / 2)  # a bound that a right answer passes once in a million runs
 
 

@@ -39,11 +39,10 @@ def sample(
     if logits_RV.device.type == "cpu":
         exact = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
         return torch.from_numpy(noise.sample(exact.numpy(), keys, positions, temperature))
-    columns, at, degrees = noise.checked_rows(len(logits_RV), keys, positions, temperature)
+    columns, at, temperatures = noise.checked_rows(len(logits_RV), keys, positions, temperature)
     device = logits_RV.device
-    words = key_words(columns, device)
-    where, scale = torch.tensor(at, device=device), torch.tensor(degrees, device=device)
-    return sample_words(logits_RV, words, where, scale, keys)
+    at_R, temperature_R = (torch.tensor(one, device=device) for one in (at, temperatures))
+    return sample_words(logits_RV, key_words(columns, device), at_R, temperature_R, keys)
 
 
 def sample_words(

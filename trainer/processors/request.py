@@ -55,6 +55,11 @@ class KeyedRequest:
                 value = getattr(self, name)
                 raise ValueError(f"`{name}` must be {rule}, got {value!r} in {self.key}.")
 
+    @property
+    def is_truncated(self) -> bool:
+        """Whether top-k or top-p may take tokens away."""
+        return self.top_k > 0 or self.top_p < 1
+
     def extra_args(self) -> dict[str, str]:
         """What the engine's request carries: `extra_args` in vLLM, `custom_params` in SGLang."""
         fields = dataclasses.asdict(self)
@@ -101,7 +106,7 @@ def sample(
     keys = [request.key for request in requests]
     positions = [r.position + done for r, done in zip(requests, num_sampled, strict=True)]
     temperature = np.array([request.temperature for request in requests], np.float64)
-    if any(request.top_k or request.top_p < 1 for request in requests):
+    if any(request.is_truncated for request in requests):
         device = logits_RV.device
         logits_RV = noise.truncate(
             logits_RV,

@@ -241,7 +241,7 @@ if V2 is not None:
             # Rows of others are drawn from a law that always is one; the draw is not used.
             law_RV = logits if all(requests) else logits.masked_fill(~keyed_R1, 0.0)
             temperature = real_R[:, 0].contiguous()
-            if any(r is not None and (r.top_k or r.top_p < 1) for r in requests):
+            if any(r is not None and r.is_truncated for r in requests):
                 law_RV = noise.truncate(
                     law_RV, top_k=whole_R[:, 5], top_p=real_R[:, 1], temperature=temperature
                 )

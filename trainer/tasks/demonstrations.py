@@ -20,7 +20,7 @@ from trainer.tasks.questions import (
     relation_query,
     split_questions,
 )
-from trainer.tasks.rows import EpisodeRow, row_of
+from trainer.tasks.rows import TaskRow, row_of
 
 
 class Segment(NamedTuple):
@@ -33,7 +33,7 @@ class Segment(NamedTuple):
 class Demonstration(NamedTuple):
     """A played episode: its row, its text from the first question to the last turn, its outcome."""
 
-    row: EpisodeRow
+    row: TaskRow
     segments: tuple[Segment, ...]
     outcome: float
 
@@ -62,7 +62,7 @@ NO_FLAWS = Flaws(guess=0, stop_early=0, wrong_relation=0, name_only=0, second_do
 
 
 def demonstrate(
-    row: EpisodeRow, *, rng: np.random.Generator, flaws: Flaws | None = None
+    row: TaskRow, *, rng: np.random.Generator, flaws: Flaws | None = None
 ) -> Demonstration:
     """Play one row with the demonstrator.
 

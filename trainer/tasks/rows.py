@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from trainer.tasks.questions import Question, question_by_id, split_questions
 
 
-class EpisodeRow(NamedTuple):
+class TaskRow(NamedTuple):
     """Id and constants of one episode, as `twinstats.episodes.Task` takes them.
 
     The info is plain JSON: `split`, `parts` (their number), and one entry a part in `questions`,
@@ -18,7 +18,7 @@ class EpisodeRow(NamedTuple):
     info: dict[str, Any]
 
 
-def row_of(asked: Sequence[Question]) -> EpisodeRow:
+def row_of(asked: Sequence[Question]) -> TaskRow:
     """The row that asks these questions in this order; its id is theirs joined by `+`.
 
     Raises:
@@ -36,10 +36,10 @@ def row_of(asked: Sequence[Question]) -> EpisodeRow:
         "relations": [question.relation for question in asked],
         "hops": [question.num_hops for question in asked],
     }
-    return EpisodeRow("+".join(ids), info)
+    return TaskRow("+".join(ids), info)
 
 
-def row_by_id(row_id: str) -> EpisodeRow:
+def row_by_id(row_id: str) -> TaskRow:
     """The row with this id: those of its questions joined by `+`.
 
     Raises:
@@ -48,12 +48,12 @@ def row_by_id(row_id: str) -> EpisodeRow:
     return row_of([question_by_id(part) for part in row_id.split("+")])
 
 
-def one_part(split: str) -> tuple[EpisodeRow, ...]:
+def one_part(split: str) -> tuple[TaskRow, ...]:
     """One row for every question of the split, in a fixed mixed order."""
-    return parts(split, 1, key="one")
+    return task_rows(split, 1, key="one")
 
 
-def parts(split: str, num_parts: int, *, key: str) -> tuple[EpisodeRow, ...]:
+def task_rows(split: str, num_parts: int, *, key: str) -> tuple[TaskRow, ...]:
     """Rows of `num_parts` questions that use every question of the split at most once.
 
     The questions come in an order that depends on `key` alone (not on a generator's state, a worker

@@ -51,8 +51,8 @@ class Reading:
         if self.two_sided and (self.different or self.control_variate):
             other = "different" if self.different else "control_variate"
             raise ValueError(
-                f"`two_sided` excludes `{other}`: twins can be trained only on the mean "
-                "of decisions drawn as theirs were, got both."
+                f"`two_sided` excludes `{other}`: it compares decisions that are all drawn from "
+                "the policy, each with all others, got both."
             )
         if self.mixing == "augmented" and (self.two_sided or self.control_variate):
             other = "two_sided" if self.two_sided else "control_variate"
@@ -159,7 +159,7 @@ def _with_twins(credit: Credit, tables: Sequence[np.ndarray]) -> Credit:
     for planned, twins, table in zip(
         credit.info["plan"], credit.info["twins"], tables, strict=True
     ):
-        part = 1 / max(1, np.count_nonzero(~np.isnan(table[:, 0])))
+        part = 1 / max(1, int((~np.isnan(table[:, 0])).sum()))
         share[row[id(planned.episode)]][planned.turn] = part
         for world, twin in enumerate(twins, start=1):
             if is_scored(twin):

@@ -46,7 +46,8 @@ def twice(
 
     Inputs: branching with keyed noise. Cost: one tail a twin; its decision alone where it is equal
     to the factual's, or (in worlds that use `Fork.tail_key`) to an earlier twin's. Each of `draws`
-    adds a tail for the factual and one for every distinct other decision, none where all are equal.
+    adds a tail for the factual and one for every distinct other decision, none where all are equal;
+    a budget's plan does not foresee them, its next prices do.
     All outcomes equal: exactly 0. Failed twins are left out; a turn with none left is null and
     counted under "failed_turns". A group of one has no b: its turns without twins are null, the
     others get D. A failed episode is null.

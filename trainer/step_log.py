@@ -1,0 +1,97 @@
+"""What a step leaves in the log: the tables of its episodes, and what they came to in numbers.
+
+Leaves out what an update or an evaluation measures (`learner`, `evaluate`).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from trainer.config import Config
+from trainer.policy import Policy
+from twinstats.credit.budget import allocation_rows
+from twinstats.episodes import RESAMPLE, Credit, Episode, Group
+from twinstats.records import Run
+from twinstats.rows import (
+    credit_rows,
+    episode_rows,
+    is_equal_decision,
+    null_disagreements,
+    pair_rows,
+    turn_rows,
+)
+
+
+def log_step(
+    run: Run,
+    step: int,
+    groups: Sequence[Group],
+    credits: Sequence[Credit],
+    *,
+    policy: Policy,
+    config: Config,
+) -> None:
+    """Writes the tables of a step: its factuals, their forks and their credit."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    forks = forks_of(credits)
+    run.write("episodes", step, episode_rows([*episodes, *forks]))
+    run.write("turns", step, turn_rows(episodes))
+    run.write("pairs", step, pair_rows(forks))
+    run.write("allocations", step, allocation_rows(credits))
+    run.write("credit", step, credit_rows(credits, config.credit.method))
+    told = [one for one in (*episodes, *forks) if one.row < config.log.text_rows]
+    run.write("texts", step, _text_rows(policy, told))
+
+
+def _text_rows(policy: Policy, episodes: Sequence[Episode]) -> list[dict[str, Any]]:
+    """Rows of the table `texts`; of a fork, its own turns only."""
+    return [
+        {"episode": episode.name, "turn": index, "role": role, "text": policy.decode(ids)}
+        for episode in episodes
+        for index, turn in enumerate(episode.turns)
+        if episode.owner(index) is episode
+        for role, ids in (("observation", turn.info["shown"]), ("action", turn.action))
+    ]
+
+
+def play_metrics(groups: Sequence[Group], credits: Sequence[Credit]) -> dict[str, float]:
+    """What a step's factuals and forks came to, by name."""
+    forks = forks_of(credits)
+    episodes = [episode for group in groups for episode in group.episodes]
+    outcomes = [episode.outcome for episode in episodes if episode.outcome is not None]
+    uninformative = sum(
+        bool(credit.info["zero_variance"] or credit.info["singleton_groups"]) for credit in credits
+    )
+    metrics = {
+        "train/outcome_share": float(np.mean(outcomes)) if outcomes else float("nan"),
+        "train/success_share": float(np.mean([bool(episode.success) for episode in episodes])),
+        "train/truncated_count": sum(episode.truncated for episode in episodes),
+        "train/failed_count": sum(e.outcome is None for e in [*episodes, *forks]),
+        "train/sampled_tokens": sum(episode.sampled for episode in episodes),
+        "train/auxiliary_tokens": sum(fork.sampled for fork in forks),
+        "credit/informative_groups_share": 1 - uninformative / len(groups),
+    }
+    return metrics | _fork_metrics(forks)
+
+
+def _fork_metrics(forks: Sequence[Episode]) -> dict[str, float]:
+    if not forks:
+        return {}
+    count, by_token, by_outcome = null_disagreements(forks)
+    equal = [
+        is_equal_decision(fork)
+        for fork in forks
+        if fork.outcome is not None and fork.fork is not None and fork.fork.action is RESAMPLE
+    ]
+    return {
+        "pairs/equal_share": float(np.mean(equal)) if equal else float("nan"),
+        "pairs/null_count": count,
+        "pairs/null_token_disagreements_count": by_token,
+        "pairs/null_outcome_disagreements_count": by_outcome,
+    }
+
+
+def forks_of(credits: Sequence[Credit]) -> list[Episode]:
+    """The forks that the credit of a step was read from."""
+    return [fork for credit in credits for fork in credit.info["forks"]]
