@@ -17,6 +17,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from trainer import noise
 from trainer.config import Config, TaskConfig
@@ -157,27 +158,13 @@ def label(slot: int) -> str:
     return f"{slot // SLOTS_PER_PART + 1}.{slot % SLOTS_PER_PART + 1}"
 
 
-def main() -> None:
-    """Plays, prints the shares, and writes docs/resynchronisation.png."""
-    policy = warm_policy(CONFIG, cache_folder())
-    played = {name: twins(world(policy, scheme), SHARED) for name, scheme in SCHEMES.items()}
-    played[FRESH_LUCK] = twins(world(policy, next(iter(SCHEMES.values()))), FRESH)
-    found = {name: same_turns(pairs) for name, pairs in played.items()}
-    common = [set(slot for slot, same in one.items() if len(same) >= 40) for one in found.values()]
-    slots = sorted(set.intersection(*common))
-    figure = plt.figure(figsize=(11, 7), layout="constrained")
-    grid = figure.add_gridspec(2, len(played), height_ratios=(2, 3))
-    lines = figure.add_subplot(grid[1, :])
-    for number, (name, pairs) in enumerate(played.items()):
-        raster = figure.add_subplot(grid[0, number])
-        draw_raster(raster, pairs[:60], slots)
-        everything = [same for slot in slots for same in found[name][slot]]
-        raster.set_title(name, fontsize=9)
-        raster.set_xlabel(f"{np.mean(everything):.0%} of later turns the same", fontsize=9)
-        results = [paired(found[name][slot], [0] * len(found[name][slot])) for slot in slots]
+def draw_shares(axes: Axes, found: dict[str, dict[int, list[bool]]], slots: list[int]) -> None:
+    """How often the twin's turn is the factual's, slot by slot, with 95% intervals."""
+    for number, (name, same) in enumerate(found.items()):
+        results = [paired(same[slot], [0] * len(same[slot])) for slot in slots]
         middle = np.array([result.estimate for result in results])
         ends = np.array([result.confidence_interval() for result in results]).T
-        lines.errorbar(
+        axes.errorbar(
             np.arange(len(slots)) + 0.06 * (number - 2),
             middle,
             yerr=np.abs(ends - middle),
@@ -186,21 +173,46 @@ def main() -> None:
             capsize=2,
             label=name,
         )
-        print(f"{name}: {len(pairs)} pairs, {np.mean(everything):.3f} of later turns the same")
-    lines.set_xticks(range(len(slots)), [label(slot) for slot in slots])
-    lines.set(
+    axes.set_xticks(range(len(slots)), [label(slot) for slot in slots])
+    axes.set(
         xlabel="part.turn after the fork at 1.1",
         ylabel="twin's turn is the factual's",
         ylim=(-0.02, 1.02),
     )
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw(played: dict[str, list[tuple[Episode, Episode]]]) -> Figure:
+    """A raster of pairs a scheme, and below them the shares; prints the shares of all slots."""
+    found = {name: same_turns(pairs) for name, pairs in played.items()}
+    common = [{slot for slot, same in one.items() if len(same) >= 40} for one in found.values()]
+    slots = sorted(set.intersection(*common))
+    figure = plt.figure(figsize=(11, 7), layout="constrained")
+    grid = figure.add_gridspec(2, len(played), height_ratios=(2, 3))
+    for number, (name, pairs) in enumerate(played.items()):
+        raster = figure.add_subplot(grid[0, number])
+        draw_raster(raster, pairs[:60], slots)
+        share = np.mean([same for slot in slots for same in found[name][slot]])
+        raster.set_title(name, fontsize=9)
+        raster.set_xlabel(f"{share:.0%} of later turns the same", fontsize=9)
+        print(f"{name}: {len(pairs)} pairs, {share:.3f} of later turns the same")
+    lines = figure.add_subplot(grid[1, :])
+    draw_shares(lines, found, slots)
     handles, names = lines.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
     figure.suptitle(
         "Later turns of a twin: the factual's tokens (blue), others (orange), no such turn (white)",
         fontsize=11,
     )
-    lines.spines[["top", "right"]].set_visible(False)
-    figure.savefig(FOLDER / "resynchronisation.png", dpi=150)
+    return figure
+
+
+def main() -> None:
+    """Plays, prints the shares, and writes docs/resynchronisation.png."""
+    policy = warm_policy(CONFIG, cache_folder())
+    played = {name: twins(world(policy, scheme), SHARED) for name, scheme in SCHEMES.items()}
+    played[FRESH_LUCK] = twins(world(policy, next(iter(SCHEMES.values()))), FRESH)
+    draw(played).savefig(FOLDER / "resynchronisation.png", dpi=150)
 
 
 if __name__ == "__main__":

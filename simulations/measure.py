@@ -11,7 +11,7 @@ import numpy as np
 
 from twinstats.credit import assign
 from twinstats.credit.registry import Method
-from twinstats.episodes import Credit, group_by_task
+from twinstats.episodes import Credit, Group, group_by_task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,11 +47,23 @@ class Scored:
 
 def score_step(world: Any, method: Method, *, num_tasks: int, rollouts: int, step: int) -> Scored:
     """Plays one step, lets the method credit it and learn from it, and scores the credit."""
+    groups = play_groups(world, num_tasks=num_tasks, rollouts=rollouts, step=step)
+    return score(world, credit_groups(world, method, groups, step=step))
+
+
+def play_groups(world: Any, *, num_tasks: int, rollouts: int, step: int) -> list[Group]:
+    """The groups of a step, the same whichever method credits them."""
     episodes = world.play(world.tasks(num_tasks), rollouts, step)
-    groups = group_by_task(episodes, seed=world.seed, step=step)
+    return group_by_task(episodes, seed=world.seed, step=step)
+
+
+def credit_groups(
+    world: Any, method: Method, groups: Sequence[Group], *, step: int
+) -> list[Credit]:
+    """What the method makes of a step's groups; it learns from the step."""
     credits = assign(world, groups, method)
     method.observe(step, credits)
-    return score(world, credits)
+    return credits
 
 
 def score(world: Any, credits: Sequence[Credit]) -> Scored:
@@ -78,10 +90,36 @@ def score(world: Any, credits: Sequence[Credit]) -> Scored:
 
 
 def gradient(world: Any, scored: Scored, weight: np.ndarray) -> np.ndarray:
-    """Sum over turns of weight * (one-hot of the action - policy), by (turn, state, action)."""
+    """`score_sum` over the scored turns."""
+    return score_sum(world, scored.place, weight)
+
+
+def score_sum(world: Any, place: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Sum over turns of weight * (one-hot of the action - policy), by (turn, state, action).
+
+    Args:
+        world: Its policy.
+        place: Turn, state and action: three rows.
+        weight: One entry a turn.
+    """
     policy = world.policy_table()
-    turn, state, action = scored.place
+    turn, state, action = place
     flow = np.zeros(policy.shape)
     np.add.at(flow, (turn, state, action), weight)
     reached = flow.sum(axis=-1, keepdims=True)
     return np.asarray(flow - reached * policy)
+
+
+def trained_gradient(world: Any, credits: Sequence[Credit]) -> np.ndarray:
+    """`score_sum` of share * credit over all trained turns, those of trained forks too.
+
+    A turn without credit is not trained.
+    """
+    trained = [
+        (episode, values, np.ones(len(values)) if credit.share is None else credit.share[index])
+        for credit in credits
+        for index, (episode, values) in enumerate(zip(credit.episodes, credit.values, strict=True))
+    ]
+    weight = np.concatenate([values * share for _, values, share in trained])
+    place = np.concatenate([world.places(episode) for episode, _, _ in trained], axis=1)
+    return score_sum(world, place, np.nan_to_num(weight))

@@ -127,9 +127,11 @@ def _explained(episode: Episode, logits: torch.Tensor, seed: int, temperature: f
 
 def _refused(episode: Episode, turn: int, reason: str) -> Episode:
     """The episode without an outcome, as far as it came before a turn."""
+    kept = episode.turns[:turn]
     return dataclasses.replace(
         episode,
-        turns=episode.turns[:turn],
+        turns=kept,
+        sampled=sum(one.num_tokens for one in kept),
         outcome=None,
         success=None,
         terminated=False,

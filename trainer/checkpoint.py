@@ -86,30 +86,33 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run, oldest first."""
-    return sorted(folder.glob("step-*"))
+    return sorted(folder.glob("step-[0-9]*"))
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Reads a checkpoint after checking every file.
 
     Raises:
-        CorruptCheckpointError: A file is missing or differs from the manifest.
+        CorruptCheckpointError: A file is missing, is not what the manifest says, or holds none.
     """
     try:
         manifest = dict(json.loads((path / MANIFEST).read_text(encoding="utf-8")))
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, TypeError, ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"{path} has no readable {MANIFEST}: {error}.") from error
     actual = _digests(path)
     for name in _FILES:
         if name not in actual or actual[name] != manifest.get(name):
             raise CorruptCheckpointError(f"{path / name} is missing or damaged.")
-    description = json.loads((path / "state.json").read_text(encoding="utf-8"))
-    return Checkpoint(
-        description["step"],
-        load_file(path / "model.safetensors"),
-        load_file(path / "optimizer.safetensors"),
-        description["state"],
-    )
+    try:
+        description = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        return Checkpoint(
+            description["step"],
+            load_file(path / "model.safetensors"),
+            load_file(path / "optimizer.safetensors"),
+            description["state"],
+        )
+    except (KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
+        raise CorruptCheckpointError(f"{path} holds no checkpoint: {error}.") from error
 
 
 def newest(folder: Path, step: int | None = None) -> Path | None:

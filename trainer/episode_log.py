@@ -21,6 +21,7 @@ from typing import Any
 from twinstats.episodes import Task
 from twinstats.errors import UsageError, unknown
 
+_SHOWN = 300  # letters of a foreign line that a message shows
 _KEYS = ("task", "turns", "observations")
 
 
@@ -36,8 +37,8 @@ class LoggedEpisode:
         place: Where it was logged, for messages.
 
     Raises:
-        ValueError: No turn, an empty one, an id that is none, or another number of observations
-            than of turns.
+        ValueError: No turn, an empty one, an id that is none, a text that is not Unicode, or
+            another number of observations than of turns.
     """
 
     task: Task
@@ -48,9 +49,17 @@ class LoggedEpisode:
     def __post_init__(self) -> None:
         if not self.turns or not all(self.turns):
             raise ValueError("`turns` must hold at least one turn, and none that is empty.")
-        for turn in self.turns:
-            if not isinstance(turn, str) and not all(map(_is_id, turn)):
-                raise ValueError(f"`turns` must hold texts or lists of token ids, got {turn}.")
+        for index, turn in enumerate(self.turns):
+            if isinstance(turn, str):
+                _check_text(f"turns[{index}]", turn)
+            for token in () if isinstance(turn, str) else turn:
+                if not _is_id(token):
+                    raise ValueError(
+                        "`turns` must hold texts or lists of token ids, "
+                        f"got {token!r:.{_SHOWN}} in turn {index}."
+                    )
+        for index, text in enumerate(self.observations):
+            _check_text(f"observations[{index}]", text or "")
         if self.observations and len(self.observations) != len(self.turns):
             raise ValueError(
                 f"`observations` must have one entry a turn ({len(self.turns)}), "
@@ -81,7 +90,7 @@ def read_episodes(path: Path, task: Callable[[str], Task], vocabulary: int) -> l
                 found.append(_episode(_object(line), task, place))
                 _refuse_unknown_ids(found[-1], vocabulary)
             except ValueError as error:
-                raise UsageError(f"{place}: {error}") from error
+                raise UsageError(f"{place}: {error!s:.{_SHOWN}}") from error
     if not found:
         raise UsageError(f"{path} must hold at least one episode, a JSON object a line.")
     return found
@@ -89,7 +98,7 @@ def read_episodes(path: Path, task: Callable[[str], Task], vocabulary: int) -> l
 
 def _object(line: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"A line must be a JSON object, but {error}.") from error
     if not isinstance(row, dict):
@@ -97,6 +106,15 @@ def _object(line: str) -> dict[str, Any]:
     for name in row:
         if name not in _KEYS:
             raise unknown("key of an episode", name, _KEYS)
+    return row
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} is in it twice")
     return row
 
 
@@ -122,6 +140,14 @@ def _refuse_unknown_ids(logged: LoggedEpisode, vocabulary: int) -> None:
     largest = max(ids, default=0)
     if largest >= vocabulary:
         raise ValueError(f"`turns` must hold token ids below {vocabulary}, got {largest}.")
+
+
+def _check_text(name: str, text: str) -> None:
+    """Refuses half a surrogate pair, which JSON can write and no tokenizer can read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"`{name}` must be Unicode text, but {error}.") from None
 
 
 def _is_id(token: Any) -> bool:

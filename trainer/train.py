@@ -229,9 +229,9 @@ def _refuse_lost_checkpoints(training: Training) -> None:
 
 def load_weights(policy: Policy, checkpoint: Checkpoint) -> None:
     """Gives a policy the weights of a checkpoint."""
-    own = dict(policy.model.named_parameters())
-    if own.keys() != checkpoint.model.keys():
+    own, given = dict(policy.model.named_parameters()), checkpoint.model
+    if {k: v.shape for k, v in own.items()} != {k: v.shape for k, v in given.items()}:
         raise UsageError("The checkpoint's weights are not those of this model.")
     with torch.no_grad():
-        for name, value in checkpoint.model.items():
+        for name, value in given.items():
             own[name].copy_(value)

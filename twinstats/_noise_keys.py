@@ -4,6 +4,7 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +23,11 @@ class NoiseKey:
         luck: Number of the draw; below 2**16.
         purpose: What the noise is for; purposes never share a block.
 
+    NumPy's whole numbers become Python's, so that equal keys have the same words.
+
     Raises:
-        ValueError: A number outside its range, or an empty purpose.
+        ValueError: A number that is not whole (a boolean is none) or outside its range, or a
+            purpose that is empty or no UTF-8 text.
     """
 
     seed: int
@@ -35,14 +39,49 @@ class NoiseKey:
 
     def __post_init__(self) -> None:
         for name in ("seed", "step"):
-            if not isinstance(getattr(self, name), (int, np.integer)):
+            if not is_whole(getattr(self, name)):
                 raise ValueError(f"`{name}` must be a whole number, got {getattr(self, name)!r}.")
         for name, bits in (("row", 32), ("turn", 16), ("luck", 16)):
             value = getattr(self, name)
-            if not (isinstance(value, (int, np.integer)) and 0 <= value < 2**bits):
+            if not (is_whole(value) and 0 <= value < 2**bits):
                 raise ValueError(f"`{name}` must be in [0, 2**{bits}) and whole, got {value!r}.")
-        if not (isinstance(self.purpose, str) and self.purpose):
-            raise ValueError(f"`purpose` must not be empty, and text, got {self.purpose!r}.")
+        for name in ("seed", "step", "row", "turn", "luck"):
+            if type(getattr(self, name)) is not int:
+                object.__setattr__(self, name, int(getattr(self, name)))
+        if not (isinstance(self.purpose, str) and self.purpose and _is_utf8(self.purpose)):
+            raise ValueError(f"`purpose` must not be empty, and UTF-8 text, got {self.purpose!r}.")
+
+
+def is_whole(value: object) -> bool:
+    """Whether it is a whole number of Python or NumPy; a boolean is none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_word(name: str, values: Any, *, single: bool = False) -> None:
+    """Counters have 32 bits; a number outside them would wrap onto another's noise.
+
+    Raises:
+        ValueError: Something that is not a whole number in [0, 2**32), or, where it must be a
+            `single` number, several.
+    """
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise ValueError(f"`{name}` must be rectangular, got rows of unequal lengths.") from None
+    if single and array.ndim:
+        raise ValueError(f"`{name}` must be one number, got shape {array.shape}.")
+    if array.size and array.dtype.kind not in "iu":
+        raise ValueError(f"`{name}` must hold whole numbers in [0, 2**32), got {array.dtype}.")
+    if array.size and not (array.min() >= 0 and array.max() < 2**32):
+        raise ValueError(f"`{name}` must be in [0, 2**32), got {array.min()} to {array.max()}.")
 
 
 @functools.lru_cache(maxsize=65536)
@@ -67,7 +106,15 @@ class KeyColumns:
 
     @classmethod
     def of(cls, keys: Sequence[NoiseKey]) -> "KeyColumns":
-        """The columns of a sequence of keys."""
+        """The columns of a sequence of keys.
+
+        Raises:
+            ValueError: Something in it is no key.
+        """
+        keys = tuple(keys)
+        for key in keys:
+            if not isinstance(key, NoiseKey):
+                raise ValueError(f"`keys` must hold a `NoiseKey` each, got {key!r}.")
         words = np.array([_key_words(k.seed, k.step, k.purpose) for k in keys], np.uint64)
         k0, k1 = words.reshape(-1, 2).T
         turn_luck = np.array([k.turn * 65536 + k.luck for k in keys], np.uint64)
@@ -78,12 +125,14 @@ class KeyColumns:
         cls, seed: int, step: int, purpose: str, *, row: np.ndarray, turn: int, luck: int = 0
     ) -> "KeyColumns":
         """The columns of keys that differ in their row only."""
-        for end in (np.min(row, initial=0), np.max(row, initial=0)):
-            NoiseKey(seed, step, int(end), turn, luck, purpose)
-        k0, k1 = _key_words(seed, step, purpose)
+        check_word("row", row)
+        key = NoiseKey(seed, step, 0, turn, luck, purpose)
+        k0, k1 = _key_words(key.seed, key.step, purpose)
         rows = np.asarray(row, np.uint64)
         shape = rows.shape
-        columns = [np.full(shape, value, np.uint64) for value in (k0, k1, turn * 65536 + luck)]
+        columns = [
+            np.full(shape, value, np.uint64) for value in (k0, k1, key.turn * 65536 + key.luck)
+        ]
         return cls((columns[0], columns[1]), columns[2], rows)
 
     def __len__(self) -> int:

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twinstats._noise_keys import KeyColumns, NoiseKey
+from twinstats._noise_keys import KeyColumns, NoiseKey, check_word, is_whole
+from twinstats._numbers import float_array
 from twinstats.philox import uniform52
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "checked_rows",
     "generator",
     "gumbel",
+    "is_whole",
     "sample",
     "truncate",
     "uniform",
@@ -47,8 +49,13 @@ def generator(seed: int, purpose: str, step: int = 0) -> np.random.Generator:
     """A NumPy generator whose stream is named by (seed, step, purpose).
 
     For bulk draws (bootstrap weights, data shuffles) where no world has to share the noise.
+
+    Raises:
+        ValueError: What a `NoiseKey` refuses as seed, step or purpose.
     """
-    digest = hashlib.blake2b(f"{seed}/{step}/{purpose}/generator".encode(), digest_size=16).digest()
+    key = NoiseKey(seed, step, 0, 0, purpose=purpose)
+    name = f"{key.seed}/{key.step}/{purpose}/generator"
+    digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
 
 
@@ -61,8 +68,8 @@ def uniform(key: NoiseKey, position: int, lanes: np.ndarray | int = 0) -> np.nda
     >>> float(uniform(NoiseKey(7, 0, 0, 0, purpose="choose"), 0)) < 1
     True
     """
-    _check_word("position", position)
-    _check_word("lanes", lanes)
+    check_word("position", position, single=True)
+    check_word("lanes", lanes)
     lane = np.asarray(lanes, np.uint64)
     w0, w1, _, _ = KeyColumns.of([key]).blocks(lane.reshape(-1), np.asarray(position))
     return uniform52(w0, w1).reshape(lane.shape)
@@ -70,8 +77,8 @@ def uniform(key: NoiseKey, position: int, lanes: np.ndarray | int = 0) -> np.nda
 
 def uniforms(keys: KeyColumns, position: int, lane: int = 0) -> np.ndarray:
     """One uniform in (0, 1) for each of many keys; equals `uniform` key by key."""
-    _check_word("position", position)
-    _check_word("lane", lane)
+    check_word("position", position, single=True)
+    check_word("lane", lane, single=True)
     w0, w1, _, _ = keys.blocks(np.asarray(lane), np.asarray(position))
     return uniform52(w0, w1)
 
@@ -93,22 +100,13 @@ def gumbel(key: NoiseKey, position: int, ids: np.ndarray | Sequence[int]) -> np.
     >>> gumbel(NoiseKey(7, 3, 5, 2), 11, [0, 255]).round(6).tolist()
     [1.02062, -0.102896]
     """
-    _check_word("position", position)
-    _check_word("ids", ids)
+    check_word("position", position, single=True)
+    check_word("ids", ids)
     tokens = np.asarray(ids, np.int64)
     flat = tokens.reshape(-1)
     keys, at = KeyColumns.of([key]), np.array([position])
     maximum, winner = _headers(keys.blocks(flat // BLOCK, at), flat // BLOCK)
     return _below(keys.blocks(_pair_lane(flat), at), flat, maximum, winner).reshape(tokens.shape)
-
-
-def _check_word(name: str, values: np.ndarray | Sequence[int] | int) -> None:
-    """Counters have 32 bits; a number outside them would wrap onto another's noise."""
-    array = np.asarray(values)
-    if array.size and array.dtype.kind not in "iu":
-        raise ValueError(f"`{name}` must hold whole numbers, got {array.dtype}.")
-    if array.size and not (array.min() >= 0 and array.max() < 2**32):
-        raise ValueError(f"`{name}` must be in [0, 2**32), got {array.min()} to {array.max()}.")
 
 
 def _headers(words: _Words, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -133,7 +131,7 @@ def _below(words: _Words, ids: np.ndarray, maximum: np.ndarray, winner: np.ndarr
 
 
 class LogitsError(ValueError):
-    """Logits without a law: NaN, +inf, or a row without a finite one.
+    """Logits without a law: NaN, +inf, a row without a finite one, or one too large to scale.
 
     Attributes:
         row: The first such row.
@@ -156,7 +154,7 @@ def sample(
     nothing and takes the largest logit. A logit of -inf is never sampled.
 
     Args:
-        logits: (rows, vocabulary), any float type; compared in float64.
+        logits: (rows, vocabulary), any float or whole numbers; compared in float64.
         keys: One key a row.
         positions: Index of the token within its turn, one a row.
         temperature: At least 0, finite; one number, or one a row.
@@ -165,27 +163,39 @@ def sample(
         int64 ids, one a row.
 
     Raises:
-        LogitsError: NaN or +inf logits, a row without a finite logit; names the row and its key.
-        ValueError: Shapes that do not agree, a temperature or position outside its range.
+        LogitsError: NaN or +inf logits, a row without a finite logit, or whose largest is not
+            finite when divided by the temperature; names the row and its key.
+        ValueError: Shapes that do not agree, logits that are no real numbers or masked, a
+            temperature or position outside its range.
 
     >>> sample(np.zeros((1, 3)), [NoiseKey(7, 3, 5, 2)], [11]).tolist()
     [1]
     """
-    logits = np.asarray(logits)
+    logits = _real(logits)
     if logits.ndim != 2:
         raise ValueError(f"`logits` must be (rows, vocabulary), got {logits.shape}.")
     columns, at, temperatures = checked_rows(len(logits), keys, positions, temperature)
     peaks = _block_peaks(logits)
-    check_logits(peaks, keys)
+    check_logits(peaks, keys, temperatures)
     likeliest = _likeliest(logits, peaks)
     warm = np.flatnonzero(temperatures > 0)
     if not len(warm):
         return likeliest
     rows = _Rows(logits, columns, at, temperatures)
-    if len(warm) == len(logits):
-        return _block_sample(rows, peaks, likeliest)
-    likeliest[warm] = _block_sample(rows.take(warm), peaks[warm], likeliest[warm])
+    with np.errstate(over="ignore"):  # what is far below the largest may become -inf
+        if len(warm) == len(logits):
+            return _block_sample(rows, peaks, likeliest)
+        likeliest[warm] = _block_sample(rows.take(warm), peaks[warm], likeliest[warm])
     return likeliest
+
+
+def _real(logits: np.ndarray) -> np.ndarray:
+    if isinstance(logits, np.ma.MaskedArray):
+        raise ValueError("`logits` must not be a masked array: put -inf where it is masked.")
+    array = np.asarray(logits)
+    if array.dtype.kind not in "fiu":
+        raise ValueError(f"`logits` must hold real numbers, got {array.dtype}.")
+    return array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -246,7 +256,7 @@ def checked_rows(
             f"`logits` must be (rows, vocabulary) with one key and one position a row, "
             f"got {num_rows} rows, {len(keys)} keys and {len(positions)} positions."
         )
-    temperatures = np.asarray(temperature, np.float64)
+    temperatures = float_array("temperature", temperature)
     if temperatures.shape not in ((), (num_rows,)):
         raise ValueError(
             f"`temperature` must be one number or one a row, got {temperatures.shape}."
@@ -257,13 +267,22 @@ def checked_rows(
             f"`temperature` must be at least 0 and finite, got {temperatures[row]} "
             f"{_place(keys, row)}."
         )
-    _check_word("positions", positions)
+    check_word("positions", positions)
     columns = keys if isinstance(keys, KeyColumns) else KeyColumns.of(keys)
-    return columns, np.asarray(positions, np.int64), temperatures
+    at = np.asarray(positions, np.int64)
+    if at.ndim != 1:
+        raise ValueError(f"`positions` must be one a row, got shape {at.shape}.")
+    return columns, at, temperatures
 
 
-def check_logits(logits: np.ndarray, keys: Sequence[NoiseKey] | KeyColumns | None = None) -> None:
+def check_logits(
+    logits: np.ndarray,
+    keys: Sequence[NoiseKey] | KeyColumns | None = None,
+    temperature: np.ndarray | None = None,
+) -> None:
     """Refuses a row that is not a law: its largest entry must be finite.
+
+    So must be that entry divided by the row's temperature, where `temperature` gives one a row.
 
     Raises:
         LogitsError: The first such row, by its number, and its key where `keys` names it.
@@ -275,6 +294,16 @@ def check_logits(logits: np.ndarray, keys: Sequence[NoiseKey] | KeyColumns | Non
         raise LogitsError(
             f"`logits` must have a finite maximum in every row, got {top.flat[row]} "
             f"{_place(keys, row)}.",
+            int(row),
+        )
+    if temperature is None:
+        return
+    with np.errstate(over="ignore"):
+        scaled = top / np.where(temperature > 0, temperature, 1.0)
+    for row in np.flatnonzero(np.isinf(scaled))[:1]:
+        raise LogitsError(
+            f"`logits` must stay finite when divided by `temperature`, got {top[row]} and "
+            f"{temperature[row]} {_place(keys, row)}.",
             int(row),
         )
 
@@ -357,15 +386,16 @@ def truncate(
     probability reaches `top_p` is kept; it is never empty. Off: top_k 0, top_p 1.
 
     Raises:
-        ValueError: A negative `top_k`, `top_p` outside (0, 1], or `temperature` not above 0;
-            NaN or +inf logits, a row without a finite logit.
+        ValueError: A `top_k` that is negative or not whole, `top_p` outside (0, 1], or
+            `temperature` not above 0; logits that are no real numbers or masked, NaN or +inf ones,
+            a row without a finite one.
     """
-    if top_k < 0 or not 0 < top_p <= 1 or not temperature > 0:
+    if not (is_whole(top_k) and top_k >= 0) or not 0 < top_p <= 1 or not temperature > 0:
         raise ValueError(
-            f"`top_k` must be at least 0, `top_p` in (0, 1] and `temperature` above 0, "
+            f"`top_k` must be at least 0 and whole, `top_p` in (0, 1] and `temperature` above 0, "
             f"got {top_k}, {top_p} and {temperature}."
         )
-    logits = np.asarray(logits, np.float64)
+    logits = _real(logits).astype(np.float64)
     check_logits(logits)
     order = np.argsort(-logits, axis=-1, kind="stable")
     ranked = np.take_along_axis(logits, order, axis=-1)

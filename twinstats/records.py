@@ -170,7 +170,7 @@ def read_run(path: Path | str) -> dict[str, Any]:
         raise UsageError(f"{Path(path)} is no run: it has no run.json.")
     try:
         description = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{file} is not readable JSON: {error}.") from error
     content = description if isinstance(description, dict) else {}
     if isinstance(content.get("schema"), int):

@@ -7,7 +7,14 @@ from typing import Protocol
 import polars as pl
 from matplotlib.figure import Figure
 
-from paper.figures import complexity, leaderboard, learning, variance
+from paper.figures import (
+    complexity,
+    gain,
+    leaderboard,
+    learning,
+    simulated_learning,
+    variance,
+)
 
 
 class FigureModule(Protocol):
@@ -34,6 +41,8 @@ class FigureModule(Protocol):
 FIGURES: dict[str, FigureModule] = {
     "complexity": complexity,
     "variance": variance,
+    "gain": gain,
     "leaderboard": leaderboard,
     "learning": learning,
+    "simulated_learning": simulated_learning,
 }

@@ -1,6 +1,7 @@
-"""Credit methods against exact truth: error, and direction, by the tokens they spend.
+"""Credit methods against exact truth: error by the tokens they spend, a panel a setting.
 
-Leaves out what the credit does to learning (`learning`).
+Leaves out what the credit does to learning (`learning`), and the numbers as a table
+(`paper.tables.leaderboard`).
 """
 
 from collections.abc import Sequence
@@ -15,13 +16,28 @@ from paper import logs, style
 NEEDS = ("leaderboard",)
 COMMAND = "twice simulate leaderboard --out runs/leaderboard"
 
-METRICS = {"mse": "squared error of credit", "cosine": "cosine with the exact gradient"}
-"""The metrics that are drawn, a row of panels each; all are in the table."""
+METRIC = "mse_scaled"
+"""What is drawn: fair to methods whose scale is free. All metrics are in the table."""
 
-MOST_SETTINGS = 3
+LABELLED = (
+    "twice",
+    "independent",
+    "independent_raw",
+    "vine",
+    "vine_coupled",
+    "twice_draws",
+    "rloo",
+    "gigpo",
+    "t2spo",
+    "ppo",
+)
+"""The methods that have a colour of their own; the others are thin grey lines."""
+
+MOST_SETTINGS = 6
 PLACE = ["world", "horizon", "density", "setting"]
-COLUMNS = ["metric", "method", "budget", "value", "low", "high", "num_seeds"]
+COLUMNS = ["metric", "method", "budget", "value", "low", "high", "num_seeds", "reason"]
 FLAGS = ["reconstructed", "estimates_advantage"]
+_OTHERS = "others"
 
 
 def table(runs: Sequence[Path]) -> pl.DataFrame:
@@ -36,7 +52,7 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     study = logs.read(runs, "leaderboard")
     if study is None:
         raise logs.missing("leaderboard", NEEDS, runs, COMMAND)
-    on_axis = pl.col("value").is_not_null() & ((pl.col("metric") != "mse") | (pl.col("value") > 0))
+    on_axis = pl.col("value").is_not_null() & (pl.col("value") > 0)
     return (
         study.select(*PLACE, *COLUMNS, *FLAGS)
         .unique(["setting", "metric", "method", "budget"], keep="first", maintain_order=True)
@@ -45,71 +61,113 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     )
 
 
+def drawn_settings(table: pl.DataFrame) -> list[str]:
+    """The settings with a panel: one of each world first, then others, as far as they fit."""
+    places = table.select("world", "setting").unique(maintain_order=True)
+    chosen = places.unique("world", keep="first", maintain_order=True)["setting"].to_list()
+    others = [name for name in places["setting"].to_list() if name not in chosen]
+    kept = {*chosen[:MOST_SETTINGS], *others[: max(0, MOST_SETTINGS - len(chosen))]}
+    return [name for name in places["setting"].to_list() if name in kept]
+
+
 @style.styled
 def draw(table: pl.DataFrame) -> Figure:
-    """Error and cosine against budget, a column of panels a setting."""
-    settings = table["setting"].unique(maintain_order=True).to_list()[:MOST_SETTINGS]
-    metrics = [name for name in METRICS if (table["metric"] == name).any()]
-    looks = style.looks(table["method"].unique().to_list())
-    width = style.PAGE if len(settings) > 1 else 0.7 * style.PAGE
-    figure, panels = style.grid(len(metrics), len(settings), width=width, height=2.3)
-    for row, metric in zip(panels, metrics, strict=True):
-        for panel, setting in zip(row, settings, strict=True):
-            own = table.filter("is_drawn", metric=metric, setting=setting)
-            _draw_panel(panel, own, looks)
-            if metric == "mse":
-                panel.set_yscale("log")
-                style.plain_log_axis(panel.yaxis)
-            else:
-                panel.set_ylim(top=min(panel.get_ylim()[1], 1.05))
-        row[0].set_ylabel(METRICS[metric])
-    for panel, setting in zip(panels[0], settings, strict=True):
+    """Error against budget, a panel a setting, both axes logarithmic."""
+    settings = drawn_settings(table)
+    looks = style.looks(LABELLED, first=("twice",))
+    num_columns = min(3, len(settings))
+    num_rows = -(-len(settings) // num_columns)
+    width = style.PAGE if num_columns > 1 else 0.7 * style.PAGE
+    figure, rows = style.grid(num_rows, num_columns, width=width, height=2.4)
+    panels = [panel for row in rows for panel in row]
+    for panel, setting in zip(panels, settings, strict=False):
+        own = table.filter("is_drawn", metric=METRIC, setting=setting)
+        _draw_panel(panel, own, looks)
         panel.set_title(setting)
-    for panel in panels[-1]:
+    for panel in panels[len(settings) :]:
+        panel.set_axis_off()
+        panel.set_title("", loc="left")
+    for row in rows:
+        row[0].set_ylabel("squared error (1 = no credit)")
+    for panel in panels[max(0, len(settings) - num_columns) : len(settings)]:
         panel.set_xlabel("total tokens (1 = 4 rollouts a task)")
-    handles, texts = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, texts, loc="outside lower center", ncols=min(len(texts), 5))
+    _legend(figure, panels)
     return figure
 
 
 def _draw_panel(panel: Axes, own: pl.DataFrame, looks: dict[str, dict]) -> None:
     panel.set_xscale("log")
-    style.plain_log_axis(panel.xaxis)
-    for (method,), rows in own.group_by("method", maintain_order=True):
-        look = looks[str(method)]
-        is_scaled = not rows["estimates_advantage"][0]
-        name = str(method) + ("*" if rows["reconstructed"][0] else "")
-        places = rows.rename({"budget": "place"})
-        style.bars(
-            panel,
-            places,
-            is_log=bool((rows["metric"] == "mse").all()),
-            label=name,
-            ls="--" if is_scaled else "-",
-            markerfacecolor="none" if is_scaled else look["color"],
-            **look,
-        )
+    panel.set_yscale("log")
+    for axis in (panel.xaxis, panel.yaxis):
+        style.plain_log_axis(axis)
+    panel.axhline(1.0, color=style.MUTED, lw=0.6, ls=":")
+    curves = {str(name): rows for (name,), rows in own.group_by("method", maintain_order=True)}
+    for method, rows in curves.items():
+        if method not in looks:
+            panel.plot(rows["budget"], rows["value"], color="#c4c4c4", lw=0.6, label=_OTHERS)
+    for method, look in looks.items():
+        if method in curves:
+            _draw_method(panel, method, curves[method], look)
+
+
+def _draw_method(panel: Axes, method: str, rows: pl.DataFrame, look: dict) -> None:
+    name = method + ("*" if rows["reconstructed"][0] else "")
+    is_scaled = not rows["estimates_advantage"][0]
+    style.bars(
+        panel,
+        rows.rename({"budget": "place"}),
+        is_log=True,
+        label=name,
+        ls="--" if is_scaled else "-",
+        markerfacecolor="none" if is_scaled else look["color"],
+        zorder=3,
+        **look,
+    )
+
+
+def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
+    """One entry a name, whichever panel has it; the grey lines last."""
+    found = {}
+    for panel in panels:
+        handles, texts = panel.get_legend_handles_labels()
+        found |= dict(zip(texts, handles, strict=True))
+    names = sorted(found, key=lambda name: name == _OTHERS)
+    figure.legend(
+        [found[name] for name in names],
+        names,
+        loc="outside lower center",
+        ncols=min(len(names), 6),
+    )
 
 
 def caption(table: pl.DataFrame) -> str:
     """What the panels show, which settings were not drawn and what had no place on the axes."""
     text = (
         "Credit methods against exact truth at equal total tokens (1 = four rollouts a task). "
-        "Squared error is divided by the mean of the exact squared advantage: 1 is no better than "
-        "no credit. Bars: 95% t intervals over seeds."
+        "Squared error after one least-squares scale fitted on other seeds, divided by the mean "
+        "of the exact squared advantage: 1 is no better than no credit. Bars: 95% t intervals "
+        "over seeds."
     )
     if not table["estimates_advantage"].all():
-        text += (
-            " Open markers: the method's scale does not estimate the advantage, and its error is "
-            "after one least-squares scale fitted on other seeds."
-        )
+        text += " Open markers: the method's scale does not estimate the advantage."
+    shown = table.filter(metric=METRIC)
+    others = sorted(
+        set(shown.drop_nulls("value")["method"].unique().to_list()) - {*LABELLED}
+    )
+    if others:
+        text += f" Grey: {', '.join(_marked(table, others))}."
     if table["reconstructed"].any():
         text += " * Reconstructed from second-hand descriptions."
-    shown = table.filter(pl.col("metric").is_in(list(METRICS)))
     if shown["value"].null_count():
         text += " A method has no point at budgets that its knob does not reach."
     dropped = len(shown.drop_nulls("value").filter(~pl.col("is_drawn")))
     if dropped:
         text += f" Not positive, so not on a log axis: {dropped} dropped."
-    left_out = table["setting"].unique(maintain_order=True).to_list()[MOST_SETTINGS:]
+    drawn = drawn_settings(table)
+    left_out = [name for name in table["setting"].unique(maintain_order=True) if name not in drawn]
     return text + (f" Settings in the table only: {', '.join(left_out)}." if left_out else "")
+
+
+def _marked(table: pl.DataFrame, methods: Sequence[str]) -> list[str]:
+    rebuilt = set(table.filter("reconstructed")["method"].to_list())
+    return [name + ("*" if name in rebuilt else "") for name in methods]

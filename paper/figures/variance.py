@@ -45,7 +45,7 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     Raises:
         MissingLogs: Neither the study nor training runs with twins and controls.
     """
-    rows = [*_ratio_rows(runs), *_gain_rows(runs)]
+    rows = [*_ratio_rows(runs), *gain_rows(runs)]
     if not rows:
         raise logs.missing("variance", NEEDS, runs, COMMAND)
     return pl.DataFrame(rows, schema=SCHEMA)
@@ -86,7 +86,8 @@ def _mean(own: pl.DataFrame, value: str, low: str, high: str) -> dict[str, float
     return ends
 
 
-def _gain_rows(runs: Sequence[Path]) -> list[dict]:
+def gain_rows(runs: Sequence[Path]) -> list[dict]:
+    """Raw and deduplicated gains of training runs by slot, the `panel` "gain"."""
     pairs = logs.read(runs, "pairs")
     if pairs is None:
         return []

@@ -18,7 +18,9 @@ STUDIES: dict[str, str] = {
     "variance": "simulations.studies.variance",
     "complexity": "simulations.studies.complexity",
     "keys": "simulations.studies.keys",
+    "gain": "simulations.studies.gain",
     "leaderboard": "simulations.studies.leaderboard",
+    "learning": "simulations.studies.learning",
 }
 
 

@@ -100,7 +100,7 @@ SETTINGS = (
     ),
     Setting(world=_world(*_MOVES, 100_000), num_pairs=240),
 )
-QUICK = (Setting(world=_world(*_MOVES, 100, horizon=5), num_pairs=192),)
+QUICK = (Setting(world=_world(*_MOVES, 100, horizon=4), num_pairs=144),)
 DEMO = tuple(Setting(world=_world(*kind, 100), num_pairs=480) for kind in (_MOVES, _PAYS))
 SEEDS = {"full": 12, "quick": 4, "demo": 4}
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from simulations.measure import Scored, score_step
+from simulations.studies._equivalence import simultaneous
 from simulations.worlds.chain import Chain
 from simulations.worlds.chain_model import ChainSetting
 from twinstats.credit import Budget, make
@@ -161,10 +161,8 @@ def _pooled(parts: Sequence[dict[str, Any]], num_places: int) -> dict[str, Any]:
     first = parts[0]
     margin = first["margin"]
     count = sum(part["num_groups"] for part in parts)
-    bias = sum(part["total"] for part in parts) / count
-    variance = (sum(part["square"] for part in parts) - count * bias**2) / (count - 1)
-    stderr = float(np.sqrt(max(0.0, variance) / count))
-    half = float(stdtrit(count - 1, 1 - 0.025 / num_places)) * stderr
+    total, square = (sum(part[name] for part in parts) for name in ("total", "square"))
+    bias, stderr, half = simultaneous(total, square, count, num_places)
     names = ("setting", "method", "quantity", "place", "turn", "state", "action")
     return {name: first[name] for name in names} | {
         "bias": bias,

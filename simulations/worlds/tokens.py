@@ -29,7 +29,7 @@ from simulations.worlds.tokens_model import STOP, TokensModel, TokensSetting, bu
 from simulations.worlds.tokens_play import Batch, Player
 from simulations.worlds.tokens_voice import Speech, Voice, padded, unpadded
 from twinstats.episodes import DIFFERENT, KEEP, RESAMPLE, SHARED, Episode, Fork, Task, Turn
-from twinstats.keys import FACTUAL, Stream, fork_streams
+from twinstats.keys import FACTUAL, Stream, Streams, fork_streams
 from twinstats.maximal import maximal_stream
 from twinstats.noise import KeyColumns
 
@@ -93,15 +93,18 @@ class Tokens:
         """
         for fork in forks:
             _check_coupling(fork)
-        first = self._decisions(forks)
+        streams = [fork_streams(fork) for fork in forks]
+        first = self._decisions(forks, streams)
         said = unpadded(first)
         skips = [
             fork.takes_equal_tail() and own == fork.episode.turns[fork.turn].action
             for fork, own in zip(forks, said, strict=True)
         ]
         played = [place for place, skip in enumerate(skips) if not skip]
-        own = [forks[place] for place in played]
-        walks = iter(self._player.play(self._batch(own, first[played])) if own else ())
+        batch = self._batch(
+            [forks[place] for place in played], [streams[place] for place in played], first[played]
+        )
+        walks = iter(self._player.play(batch))
         return [
             self._equal(fork) if skip else self._forked(fork, *next(walks))
             for fork, skip in zip(forks, skips, strict=True)
@@ -164,25 +167,24 @@ class Tokens:
 
     def _keys(self, forks: Sequence[Fork], streams: Sequence[Stream]) -> KeyColumns:
         """The key of each fork's stream at slot 0."""
-        rows = self._keyed_rows(np.array([fork.episode.row for fork in forks])).tolist()
-        return KeyColumns.of(
-            [
-                stream.key(self.seed, fork.episode.step, row, 0)
-                for fork, stream, row in zip(forks, streams, rows, strict=True)
-            ]
-        )
+        rows = self._keyed_rows(np.array([fork.episode.row for fork in forks], np.int64))
+        names = [(stream, f.episode.step) for stream, f in zip(streams, forks, strict=True)]
+        number = {name: index for index, name in enumerate(dict.fromkeys(names))}
+        distinct = KeyColumns.of([stream.key(self.seed, step, 0, 0) for stream, step in number])
+        found = distinct.take(np.array([number[name] for name in names], np.int64))
+        return KeyColumns(found.words, found.turn_luck, rows.astype(np.uint64))
 
     def _keyed_rows(self, rows: np.ndarray) -> np.ndarray:
         return rows // self.setting.colliding if self.setting.keying == "collide" else rows
 
-    def _decisions(self, forks: Sequence[Fork]) -> np.ndarray:
+    def _decisions(self, forks: Sequence[Fork], streams: Sequence[Streams]) -> np.ndarray:
         """What is said in each fork's turn (fork, position). DIFFERENT is exact."""
         first = padded([self._parent_action(fork) for fork in forks], self.setting.limit)
         drawn = [place for place, fork in enumerate(forks) if _is_sampled(fork)]
         if not drawn:
             return first
         own = [forks[place] for place in drawn]
-        decisions = [fork_streams(fork).decision for fork in own]
+        decisions = [streams[place].decision for place in drawn]
         turn, state = _turns(own), self._states(own)
         before = self._before(own)
         before[0] += self.model.shown[state]
@@ -212,7 +214,7 @@ class Tokens:
         return ids
 
     def _states(self, forks: Sequence[Fork]) -> np.ndarray:
-        taken = np.array([fork.episode.info["index"][fork.turn] for fork in forks])
+        taken = np.array([fork.episode.info["index"][fork.turn] for fork in forks], np.int64)
         return np.unravel_index(taken, self._shape)[1]
 
     def _before(self, forks: Sequence[Fork]) -> np.ndarray:
@@ -224,8 +226,7 @@ class Tokens:
             found[1, column] = _count(fork.episode.turns[: fork.turn])
         return found
 
-    def _batch(self, forks: Sequence[Fork], first: np.ndarray) -> Batch:
-        streams = [fork_streams(fork) for fork in forks]
+    def _batch(self, forks: Sequence[Fork], streams: Sequence[Streams], first: np.ndarray) -> Batch:
         return Batch(
             start=_turns(forks),
             state=self._states(forks),
@@ -264,7 +265,7 @@ class Tokens:
         """A fork whose decision came out equal: its parent's turns and outcome, not played."""
         parent = fork.episode
         played = list(parent.turns), parent.info["index"]
-        cost = 0
+        cost = parent.turns[fork.turn].num_tokens * _is_sampled(fork)
         return self._episode(parent.task, parent.step, parent.row, played, fork, cost)
 
     def _episode(
@@ -340,7 +341,7 @@ def _is_sampled(fork: Fork) -> bool:
 
 
 def _turns(forks: Sequence[Fork]) -> np.ndarray:
-    return np.array([fork.turn for fork in forks])
+    return np.array([fork.turn for fork in forks], np.int64)
 
 
 def _count(turns: Sequence[Turn]) -> int:

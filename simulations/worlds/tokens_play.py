@@ -56,11 +56,12 @@ class Player:
         said, index = self._walk(batch)
         walk, turn = (index >= 0).nonzero()
         turns = self._turns(said[walk, turn], index[walk, turn])
-        ends = np.cumsum((index >= 0).sum(axis=1))
+        lengths = (index >= 0).sum(axis=1)
+        ends = np.cumsum(lengths)
         own = index[walk, turn]
         return [
             (turns[begin:end], own[begin:end])
-            for begin, end in zip(np.append(0, ends[:-1]).tolist(), ends.tolist(), strict=True)
+            for begin, end in zip((ends - lengths).tolist(), ends.tolist(), strict=True)
         ]
 
     def _walk(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:

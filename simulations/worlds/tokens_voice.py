@@ -72,7 +72,10 @@ class Voice:
         for position in range(self._limit):
             for begin in range(0, len(live), most):
                 part = live[begin : begin + most]
-                tokens[part, position] = self._next(speech, tokens, part, position, banned)
+                drafted = self._keep(speech, tokens, part, position)
+                part = part[~drafted]
+                if len(part):
+                    tokens[part, position] = self._next(speech, tokens, part, position, banned)
             live = live[tokens[live, position] != STOP]
         return tokens
 
@@ -108,11 +111,7 @@ class Voice:
         logits = self._logits(speech.turn[part], speech.state[part], tokens[part], position)
         if banned is not None and speech.other is not None:
             _lower(logits, tokens[part], speech.other[part], banned[part], position)
-        at = speech.start[part] + position
-        ids = sample(logits, speech.keys.take(part), at)
-        if speech.draft is not None:
-            self._keep(speech, speech.draft, part, position, (logits, ids))
-        return ids
+        return sample(logits, speech.keys.take(part), speech.start[part] + position)
 
     def _logits(
         self, turn: np.ndarray, state: np.ndarray, tokens: np.ndarray, position: int
@@ -121,27 +120,23 @@ class Voice:
         return self._model.token_logits((turn, state, previous))
 
     def _keep(
-        self,
-        speech: Speech,
-        draft: Draft,
-        part: np.ndarray,
-        position: int,
-        drawn: tuple[np.ndarray, np.ndarray],
-    ) -> None:
-        """Puts what the maximal coupling says in place of what was drawn."""
-        logits, ids = drawn
-        has = np.flatnonzero(draft.tokens[part, position] >= 0)
-        if not len(has):
-            return
-        own = part[has]
-        before = self._logits(speech.turn[own], draft.state[own], draft.tokens[own], position)
-        ids[has] = maximal(
-            before,
-            logits[has],
-            draft.tokens[own, position],
-            keys=draft.keys.take(own),
-            positions=np.full(len(own), position),
-        )
+        self, speech: Speech, tokens: np.ndarray, part: np.ndarray, position: int
+    ) -> np.ndarray:
+        """Draws the token of walks whose draft has one, by the maximal coupling; says of which."""
+        draft = speech.draft
+        if draft is None:
+            return np.zeros(len(part), bool)
+        drafted: np.ndarray = draft.tokens[part, position] >= 0
+        own = part[drafted]
+        if len(own):
+            tokens[own, position] = maximal(
+                self._logits(speech.turn[own], draft.state[own], draft.tokens[own], position),
+                self._logits(speech.turn[own], speech.state[own], tokens[own], position),
+                draft.tokens[own, position],
+                keys=draft.keys.take(own),
+                positions=np.full(len(own), position),
+            )
+        return drafted
 
     def _banned(self, speech: Speech, other: np.ndarray) -> np.ndarray:
         """log(1 - probability of the rest of the turn) behind each token of a forbidden turn.

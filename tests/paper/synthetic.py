@@ -220,6 +220,62 @@ def leaderboard_rows() -> list[dict]:
     return rows
 
 
+def gain_rows() -> list[dict]:
+    """A base and a longer horizon of two tables each: gains 2 and 8, then 4; and adverse bets."""
+    rows = []
+    for setting, dial, horizon, gains in (
+        ("chain", "base", 10.0, (2.0, 8.0)),
+        ("chain, horizon 20", "horizon", 20.0, (4.0, 4.0)),
+    ):
+        for seed, gain in enumerate(gains):
+            half = "fit" if dial == "base" else "test"
+            base = {"setting": setting, "world": "chain", "dial": dial, "horizon": horizon}
+            base |= {"density": 0.5, "sharpness": 1.0, "luck": 0.5, "ends": 0.0, "half": half}
+            base |= {"skill": None, "contrary": None, "seed": seed, "gain": gain}
+            base |= {"raw_gain": 2 * gain, "predicted": gain / 2, "untouched": 1 - 2 / gain}
+            base |= {"tail": 5.0, "equal_share": 0.5}
+            rows += [base | {"part": part} for part in ("all", "opening")]
+    blank = {"setting": "bets", "world": "bets", "part": "opening", "half": "test", "gain": 0.5}
+    blank |= {"dial": "base", "contrary": 1.0, "raw_gain": 1.0, "predicted": 1.0, "untouched": 0.0}
+    return [*rows, dict.fromkeys(rows[0]) | blank | {"seed": 0, "tail": 5.0, "equal_share": 0.5}]
+
+
+def gain_rule_rows() -> list[dict]:
+    """One rule, on both halves."""
+    errors = {"r2": 0.9, "median_factor": 1.1, "p90_factor": 1.5, "worst_factor": 3.0}
+    return [
+        {"rule": "untouched", "target": "coupling", "half": half, "world": world} | errors
+        for half in ("fit", "test")
+        for world in ("every", "chain")
+    ]
+
+
+def learning_rows() -> list[dict]:
+    """Returns at two budgets of three methods in two worlds; one return is null."""
+    rows = []
+    for setting, best, ends in (
+        ("chain-8", 2.0, {"rloo": 0.8, "twice": 1.1, "ppo": 0.95, "grpo": None}),
+        ("errand-8", 1.0, {"rloo": 0.6, "ppo": 0.8}),
+    ):
+        for method, end in ends.items():
+            base = {"setting": setting, "world": setting.split("-")[0], "method": method}
+            base |= {
+                "best_return": best,
+                "num_seeds": 3,
+                "updates": 4.0,
+                "auxiliary_share": 0.5,
+                "step_size": 2.0,
+                "is_edge": method == "twice",
+                "estimates_advantage": True,
+                "reconstructed": method == "twice",
+                "helpers": "value" if method == "ppo" else None,
+            }
+            rows.append(base | {"budget": 100.0, "return": 0.5, "low": None, "high": None})
+            low, high = (None, None) if end is None else (end - 0.1, end + 0.1)
+            rows.append(base | {"budget": 200.0, "return": end, "low": low, "high": high})
+    return [row | ({"return": None} if row["method"] == "grpo" else {}) for row in rows]
+
+
 def all_studies(folder: Path) -> Path:
     """A run with the tables of all studies that figures are drawn from."""
     return study_run(
@@ -227,5 +283,8 @@ def all_studies(folder: Path) -> Path:
         complexity=complexity_rows(),
         complexity_fit=fit_rows(),
         variance=variance_rows(),
+        gain=gain_rows(),
+        gain_rule=gain_rule_rows(),
         leaderboard=leaderboard_rows(),
+        learning=learning_rows(),
     )

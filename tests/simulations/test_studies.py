@@ -196,11 +196,11 @@ def test_keys_by_turn_keep_their_luck_where_lengths_differ(quick):
             assert same[keying, "different", 0]["value"] > 0.7
     fresh = keys_found(quick["keys"], "later_equal_fresh")
     assert all(row["value"] < 0.2 for row in fresh.values())
-    gain = keys_found(quick["keys"], "gain_deduplicated")
+    gain, raw = (keys_found(quick["keys"], name) for name in ("gain_deduplicated", "gain"))
     assert gain["slot", "all", None]["value"] > gain["generator", "all", None]["value"]
     for key, row in gain.items():
-        raw = keys_found(quick["keys"], "gain")[key]
-        assert raw["value"] >= row["value"] and (key[1] == "all" or raw["value"] == row["value"])
+        assert raw[key]["value"] >= row["value"]
+        assert key[1] == "all" or raw[key]["value"] == row["value"]
 
 
 def test_colliding_rows_make_intervals_too_short_until_clustered(quick):

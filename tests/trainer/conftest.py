@@ -15,6 +15,7 @@ from trainer.config import (
     WarmupConfig,
 )
 from trainer.engines import SampledTurn
+from trainer.episode_log import LoggedEpisode
 from trainer.play import Limits
 from trainer.policy import Policy, build_model, build_tokenizer
 from trainer.rollout import Rollout
@@ -181,10 +182,11 @@ def coin(session, key, index):
     return "a." if value < 0.5 else "bb." if value < 0.8 else "ccc."
 
 
-@pytest.fixture
-def stand_ins():
-    """`scripted` and `coin`, for tests in other files."""
-    return scripted, coin
+def log_of(episode, **changes):
+    """An episode as somebody else would have logged it."""
+    turns = tuple(turn.action for turn in episode.turns)
+    shown = tuple(turn.state for turn in episode.turns)
+    return LoggedEpisode(task=episode.task, **({"turns": turns, "observations": shown} | changes))
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy.stats import norm
 
+from tests.trainer.conftest import log_of
 from trainer.config import ModelConfig
 from trainer.engines.hf import HfEngine
-from trainer.episode_log import LoggedEpisode
 from trainer.play import Limits
 from trainer.policy import build_model
 from trainer.rollout import Rollout
@@ -133,13 +133,6 @@ def truth(model):
 @pytest.fixture(scope="module")
 def found(adopted, truth):
     return biases(*adopted, truth)
-
-
-def log_of(episode):
-    """An episode as somebody else would have logged it."""
-    turns = tuple(turn.action for turn in episode.turns)
-    shown = tuple(turn.state for turn in episode.turns)
-    return LoggedEpisode(task=episode.task, turns=turns, observations=shown)
 
 
 def told(episode, change):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.trainer.conftest import coin, log_of, scripted
 from trainer import adoption
 from trainer.config import changed
 from trainer.episode_log import LoggedEpisode
@@ -26,31 +27,14 @@ TASK = Task("t", {"right": "a.", "turns": 3})
 A, B, TILDE = (97, 46), (98, 98, 46), (126, 46)  # ~ reads like ab
 
 
-def log_of(episode, **changes):
-    """An episode as somebody else would have logged it."""
-    turns = tuple(turn.action for turn in episode.turns)
-    shown = tuple(turn.state for turn in episode.turns)
-    return LoggedEpisode(task=episode.task, **({"turns": turns, "observations": shown} | changes))
-
-
 def actions(episode):
     return [turn.action for turn in episode.turns]
-
-
-@pytest.fixture
-def scripted(stand_ins):
-    return stand_ins[0]
-
-
-@pytest.fixture
-def coin(stand_ins):
-    return stand_ins[1]
 
 
 # Replay
 
 
-def test_a_replayed_episode_is_the_one_that_was_played(scripted, coin):
+def test_a_replayed_episode_is_the_one_that_was_played():
     rollout, engine, _ = scripted(coin)
     played = rollout.play([TASK], 4, 1)
     engine.keys.clear()
@@ -71,7 +55,7 @@ def test_a_replayed_episode_is_the_one_that_was_played(scripted, coin):
     assert not engine.keys  # nothing was sampled
 
 
-def test_ids_are_never_tokenised_again_and_texts_once(scripted, coin):
+def test_ids_are_never_tokenised_again_and_texts_once():
     rollout, _, _ = scripted(coin)
     logged = LoggedEpisode(task=TASK, turns=(TILDE, "ab.", B))
     (episode,) = rollout.replay([logged], 1)
@@ -95,7 +79,7 @@ def test_ids_are_never_tokenised_again_and_texts_once(scripted, coin):
         ({"observations": (None, None, "")}, "before turn 2 the environment shows", 2),
     ],
 )
-def test_what_goes_otherwise_than_the_log_fails_alone(scripted, coin, changes, reason, turns):
+def test_what_goes_otherwise_than_the_log_fails_alone(changes, reason, turns):
     rollout, _, _ = scripted(coin)
     plain = {"turns": (A, A, A), "observations": ()}
     first, failed, last = rollout.replay(
@@ -108,14 +92,14 @@ def test_what_goes_otherwise_than_the_log_fails_alone(scripted, coin, changes, r
     assert (first.row, failed.row, last.row) == (0, 1, 2)
 
 
-def test_what_is_not_logged_is_not_checked(scripted, coin):
+def test_what_is_not_logged_is_not_checked():
     rollout, _, _ = scripted(coin, is_random=True)
     for observations in ((), (None, None, None)):
         logged = LoggedEpisode(task=TASK, turns=(A, A, A), observations=observations)
         assert rollout.replay([logged], 1)[0].outcome == pytest.approx(1)
 
 
-def test_a_tool_that_fails_is_the_reason(scripted, coin):
+def test_a_tool_that_fails_is_the_reason():
     def broken(turn, text):
         raise ToolError("no answer")
 
@@ -128,7 +112,7 @@ def test_a_tool_that_fails_is_the_reason(scripted, coin):
 
 
 @pytest.fixture
-def explained(scripted, coin):
+def explained():
     """A scripted rollout, its engine, and an adopted factual of two turns whose game has three."""
     rollout, engine, _ = scripted(coin)
     logged = LoggedEpisode(task=Task("t", {"right": "a.", "turns": 2}), turns=(B, A))

@@ -255,3 +255,36 @@ def test_the_manifest_is_strict_json(tmp_path):
     manifest = json.loads((path / "manifest.json").read_text())
     assert set(manifest) == set(FILES) - {"manifest.json"}
     assert all(len(digest) == 64 for digest in manifest.values())
+
+
+def test_a_folder_that_is_no_checkpoint_is_none_of_them_and_stays(tmp_path):
+    (tmp_path / "step-notes").mkdir()
+    (tmp_path / "step-notes" / "mine").write_text("keep")
+    for step in (1, 2):
+        save_checkpoint(tmp_path, made(step), keep=1)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000002"]
+    assert (tmp_path / "step-notes" / "mine").read_text() == "keep"
+    with pytest.raises(UsageError, match="no checkpoint of step 7; it has: 2"):
+        newest(tmp_path, 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("state.json", b"{}"), ("state.json", b"[]"), ("state.json", b"{"), ("state.json", b"\xff")]
+    + [("state.json", b"[" * 100_000), ("model.safetensors", b"\x80\x04pickle")],
+)
+def test_files_that_the_manifest_vouches_for_but_that_hold_nothing_are_refused(
+    tmp_path, name, content
+):
+    path = save_checkpoint(tmp_path, made(4), keep=2)
+    (path / name).write_bytes(content)
+    (path / "manifest.json").write_text(json.dumps(module._digests(path)))
+    with pytest.raises(CorruptCheckpointError, match="step-00000004 holds no checkpoint"):
+        load_checkpoint(path)
+
+
+def test_a_manifest_too_deep_to_read_is_refused(tmp_path):
+    path = save_checkpoint(tmp_path, made(4), keep=2)
+    (path / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(CorruptCheckpointError, match="has no readable manifest.json"):
+        load_checkpoint(path)

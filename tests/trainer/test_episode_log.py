@@ -80,6 +80,14 @@ GOOD = '{"task": "TASK", "turns": [[5, 6]]}'
             '{"task": "TASK", "turns": [[5]], "observations": ["x", "y"]}',
             r"`observations` must have one entry a turn (1), got 2",
         ),
+        ('{"task": "TASK", "turns": ["\\ud800"]}', "`turns[0]` must be Unicode text"),
+        (
+            '{"task": "TASK", "turns": ["a", "b"], "observations": [null, "\\udfff"]}',
+            "`observations[1]` must be Unicode text",
+        ),
+        ('{"task": "TASK", "turns": [[5]], "turns": [[6]]}', "the key 'turns' is in it twice"),
+        ('{"task": "TASK", "turns": [[5], [6, true]]}', "got True in turn 1"),
+        ('{"task": "TASK", "turns": [[5, NaN]]}', "got nan in turn 0"),
         ('{"task": "TASK", "turn": [[5]]}', "Unknown key of an episode 'turn'. Did you mean"),
     ],
 )
@@ -88,6 +96,22 @@ def test_a_line_that_is_no_episode_is_named(read_back, task, line, message):
         read_back(f"{GOOD}\n\n{line}\n{GOOD}".replace("TASK", task.id))
     assert "log.jsonl:3: " in str(found.value) and message in str(found.value)
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"task": "x" * 10**6, "turns": [[5]]},
+        {"task": "TASK", "turns": [[1.5] * 10**5]},
+        {"task": "TASK", "turns": [[5, "9" * 10**5]]},
+        {"k" * 10**6: 1},
+    ],
+    ids=["task", "turn", "token", "key"],
+)
+def test_a_huge_line_that_is_no_episode_is_named_in_a_short_sentence(read_back, task, row):
+    with pytest.raises(UsageError, match="log.jsonl:1: ") as found:
+        read_back(json.dumps(row).replace("TASK", task.id))
+    assert len(str(found.value)) < 1000
 
 
 def test_a_file_without_episodes_is_refused(read_back, tmp_path):

@@ -204,3 +204,15 @@ def test_scores_without_a_law_name_the_requests_key(model):
 
 def test_continuous_batching_is_declined():
     assert KeyedLogitsProcessor.supports_continuous_batching is False
+
+
+def test_what_is_no_request_is_refused_before_anything_is_generated():
+    for given in ([NoiseKey(1, 2, 0, 0)], [request(0), None], [request(0).extra_args()]):
+        with pytest.raises(ValueError, match="`requests` must hold a `KeyedRequest` a row, got"):
+            KeyedLogitsProcessor(given, 3)
+
+
+@pytest.mark.parametrize("width", [-3, 2.0, "3", None, True])
+def test_a_prompt_length_that_is_no_width_is_refused(width):
+    with pytest.raises(ValueError, match="`prompt_length` must be at least 0 and whole, got"):
+        KeyedLogitsProcessor([request(0)], width)

@@ -1,8 +1,4 @@
-"""The key table of DESIGN section 4 as a whole, through worlds: who shares whose noise.
-
-The table is read a second time here: by the identity of episodes, without paths and streams. A
-`label` says whose noise it is; two draws must share their key exactly where label and slot agree.
-"""
+"""The key table of DESIGN section 4 as a whole, through the rollout of language models."""
 
 import dataclasses
 import itertools
@@ -11,78 +7,28 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-import simulations.worlds.chain as chain
-from simulations.worlds.chain_model import ChainSetting
+from tests.key_table import (
+    KINDS,
+    A,
+    assert_shared_exactly_by_label,
+    decision_label,
+    environment_label,
+    factual_of,
+    nested_forks,
+    play_nested,
+)
+from tests.trainer.conftest import Letters, Script, coin
 from trainer.play import RESET_SLOT, Limits
 from trainer.rollout import Rollout
 from trainer.setup import make_rollout
 from trainer.tasks import Step
 from trainer.tasks.facts import Facts
 from trainer.train import train_tasks
-from twinstats.episodes import DIFFERENT, FRESH, KEEP, RESAMPLE, SHARED, Fork, Task
+from twinstats.episodes import FRESH, KEEP, RESAMPLE, SHARED, Fork, Task
 from twinstats.keys import fork_streams, rejection
 from twinstats.noise import KeyColumns, gumbel, uniform
 
 TASKS = [Task("t", {}), Task("u", {})]
-A, B = (97, 46), (98, 98, 46)
-KINDS = [
-    *({"luck": luck, "alternative": k} for luck in (SHARED, FRESH) for k in range(3)),
-    *({"luck": luck, "action": KEEP} for luck in (SHARED, FRESH, 1)),
-    *({"luck": luck, "action": A} for luck in (SHARED, FRESH, 2)),
-    {"luck": 1},
-    {"luck": 2},
-    {"luck": FRESH, "action": B},
-    {"luck": FRESH, "action": A, "alternative": 1},
-]
-
-
-# The table, naively
-
-
-def later_luck(episode):
-    """Whose noise drives an episode after its fork turn: "the parent's keys" means going up."""
-    while episode.fork is not None and episode.fork.luck is SHARED:
-        episode = episode.fork.episode
-    fork = episode.fork
-    has_its_own = fork is None or fork.luck is FRESH
-    return (episode,) if has_its_own else (fork.episode, f"draw {fork.luck}")
-
-
-def decision_label(episode, turn):
-    """Whose noise decided a turn; null where the fork names the action."""
-    fork = episode.fork
-    if fork is None or turn > fork.turn:
-        return ("decision", *later_luck(episode))
-    if turn < fork.turn:
-        return decision_label(fork.episode, turn)
-    if fork.action not in (RESAMPLE, DIFFERENT):
-        return None
-    named = f"alternative {fork.alternative}"
-    if fork.luck not in (SHARED, FRESH):
-        named = f"draw {fork.luck}"
-    return ("decision", fork.episode, named)
-
-
-def environment_label(episode, turn):
-    """Whose noise the environment's step after a turn's action drew from."""
-    while episode.fork is not None and turn < episode.fork.turn:
-        episode = episode.fork.episode
-    return ("environment", *later_luck(episode))
-
-
-def factual_of(episode):
-    return episode if episode.fork is None else factual_of(episode.fork.episode)
-
-
-def assert_shared_exactly_by_label(draws):
-    """One key a label and one label a key: for every pair, same key if and only if same label."""
-    keys, labels = {}, {}
-    for label, key in draws:
-        assert keys.setdefault(label, key) == key, label
-        assert labels.setdefault(key, label) == label, key
-    return list(labels)
-
-
 # Worlds that note what they draw from
 
 
@@ -215,37 +161,9 @@ class Parts:
         return parts([*history, ""])[-1]
 
 
-def nested_forks(episodes, kinds, turns):
-    """Forks of every kind at some of each episode's turns, its own fork turn the first."""
-    return [
-        Fork(episode, turn, **kind, skip_equal=False if number % 4 else None)
-        for episode in episodes
-        for turn in range(episode.num_turns)
-        if turn - (episode.fork.turn if episode.fork else 0) in turns
-        for number, kind in enumerate(kinds)
-    ]
-
-
-def play_nested(played, tasks, kinds, turns=(0, 1)):
-    """Factuals of two steps, and forks to depth 3, of every kind under every other."""
-    factuals = [*played.play(tasks, 2, 4), *played.play(tasks[:1], 1, 5)]
-    first = played.fork(nested_forks(factuals, kinds, turns))
-    second = played.fork(nested_forks(first[: 2 * len(kinds)], kinds[::2], turns))
-    chosen = [e for e in second if e.fork.alternative != 2][:: max(1, len(second) // 24)]
-    played.fork(nested_forks(chosen, kinds[1::2], turns))
-    return played
-
-
-@pytest.fixture
-def scripted(stand_ins):
+def scripted(**options):
     """A scripted rollout on `Parts`; words depend on their turn's key alone."""
-
-    def make(**options):
-        make_scripted, coin = stand_ins
-        rollout, engine, _ = make_scripted(coin)
-        return Played(rollout.policy, engine, Parts, **options)
-
-    return make
+    return Played(Letters(), Script(coin), Parts, **options)
 
 
 @pytest.fixture
@@ -268,7 +186,7 @@ class Told(Facts):
 # The rollout of language models
 
 
-def test_scripted_episodes_share_exactly_what_the_table_says(scripted):
+def test_scripted_episodes_share_exactly_what_the_table_says():
     played = play_nested(scripted(), TASKS, KINDS)
     keys = assert_shared_exactly_by_label(played.draws)
     assert len(keys) > 1000 and len(played.draws) > 2 * len(keys)
@@ -281,7 +199,7 @@ def test_scripted_episodes_share_exactly_what_the_table_says(scripted):
     assert len(np.unique(words, axis=0)) == len(keys)  # no key is another's counter
 
 
-def test_keys_that_differ_give_noise_that_does_not_correlate(scripted):
+def test_keys_that_differ_give_noise_that_does_not_correlate():
     """Over 10,240 ids; the bound holds for all pairs at once but for one in a million."""
     keys = assert_shared_exactly_by_label(play_nested(scripted(), TASKS, KINDS, (1,)).draws)
     near = sorted(keys, key=lambda k: (k.row, k.step, k.turn, k.purpose, k.luck))[:150]
@@ -297,7 +215,7 @@ def test_keys_that_differ_give_noise_that_does_not_correlate(scripted):
         assert np.abs(correlation).max() < bound < 0.08
 
 
-def test_environment_noise_of_different_keys_shares_no_value(scripted):
+def test_environment_noise_of_different_keys_shares_no_value():
     played = scripted()
     play_nested(played, TASKS[:1], KINDS, (1,))
     drawn = {key for label, key in played.draws if label[0] == "environment"}
@@ -330,7 +248,7 @@ def assert_is_control(played, twin, control):
 
 
 @pytest.mark.parametrize("alternative", [0, 1, 2])
-def test_a_control_has_its_twins_decision_and_another_tail(scripted, model, alternative):
+def test_a_control_has_its_twins_decision_and_another_tail(model, alternative):
     for played, tasks in ((scripted(), TASKS), model):
         factuals = played.play(tasks, 2, 1)
         parents = [*factuals, *played.fork([Fork(e, 1, luck=FRESH) for e in factuals])]
@@ -343,7 +261,7 @@ def test_a_control_has_its_twins_decision_and_another_tail(scripted, model, alte
         assert tails[0] != tails[1]
 
 
-def test_a_numbered_draw_is_one_luck_for_all_turns_of_an_episode(scripted):
+def test_a_numbered_draw_is_one_luck_for_all_turns_of_an_episode():
     """Coupled VinePPO: the j-th samples of all turns meet in the same slots with the same noise."""
     played = scripted()
     factuals = played.play(TASKS, 2, 3)
@@ -362,7 +280,7 @@ def test_a_numbered_draw_is_one_luck_for_all_turns_of_an_episode(scripted):
         assert len({key for key, *_ in said.values()}) == len(said)
 
 
-def test_tries_of_a_rejection_are_streams_of_their_own(scripted):
+def test_tries_of_a_rejection_are_streams_of_their_own():
     played = play_nested(scripted(), TASKS[:1], KINDS, (1,))
     draws = list(played.draws)
     for episode in played.episodes:
@@ -379,7 +297,7 @@ def test_tries_of_a_rejection_are_streams_of_their_own(scripted):
     assert_shared_exactly_by_label(draws)
 
 
-def test_another_seed_shares_nothing(scripted):
+def test_another_seed_shares_nothing():
     one, other = (
         {key for _, key in play_nested(scripted(seed=seed), TASKS[:1], KINDS[:4]).draws}
         for seed in (3, 4)
@@ -387,7 +305,7 @@ def test_another_seed_shares_nothing(scripted):
     assert one and other and not one & other
 
 
-def test_a_fork_asked_for_twice_is_played_twice_alike(scripted):
+def test_a_fork_asked_for_twice_is_played_twice_alike():
     played = scripted()
     (parent,) = played.play(TASKS[:1], 1, 0)
     for luck, action in itertools.product((SHARED, FRESH, 2), (RESAMPLE, KEEP, A)):
@@ -400,7 +318,7 @@ def test_a_fork_asked_for_twice_is_played_twice_alike(scripted):
 # The start of an episode, and episodes that no fork may take up
 
 
-def test_the_start_and_the_first_turn_have_luck_of_their_own(scripted):
+def test_the_start_and_the_first_turn_have_luck_of_their_own():
     played = scripted()
     episodes = played.play(TASKS, 3, 0)
     played.fork([Fork(e, 1, luck=luck) for e in episodes for luck in (SHARED, FRESH, 1)])
@@ -412,13 +330,13 @@ def test_the_start_and_the_first_turn_have_luck_of_their_own(scripted):
     assert not set(values[0]) & set(values[1])
 
 
-def test_a_turn_cannot_have_the_slot_of_the_start(scripted, monkeypatch):
+def test_a_turn_cannot_have_the_slot_of_the_start(monkeypatch):
     monkeypatch.setattr(Parts, "slot", lambda self, history: RESET_SLOT - 1 + len(history))
     with pytest.raises(ValueError, match=f"named slot {RESET_SLOT} twice"):
         scripted().play(TASKS, 1, 0)
 
 
-def test_forks_of_an_evaluation_are_refused_in_one_sentence(scripted):
+def test_forks_of_an_evaluation_are_refused_in_one_sentence():
     rollout = scripted().rollout
     (good,) = rollout.play(TASKS[:1], 1, 2)
     evaluated = rollout.evaluate(TASKS, 2)
@@ -431,125 +349,3 @@ def test_forks_of_an_evaluation_are_refused_in_one_sentence(scripted):
             rollout.fork([Fork(good, 0), Fork(evaluated[1], 1, action)])
         assert str(error.value) == message
     assert rollout.fork([Fork(good, 0)])[0].outcome is not None
-
-
-# The chain, which follows the table in its own way
-
-
-SETTING = ChainSetting(name="keys", horizon=4, states=3, actions=3, luck=0.5)
-
-
-class PlayedChain:
-    """A chain without early ends that plays fork by fork and notes the columns of its keys."""
-
-    def __init__(self, monkeypatch):
-        self.world = chain.Chain(SETTING, seed=6)
-        self.draws, self.episodes, self._calls = [], [], []
-        for name, position in (("sample", 1), ("uniforms", 0)):
-            monkeypatch.setattr(chain, name, self._noting(name, getattr(chain, name), position))
-
-    def play(self, *args):
-        episodes = self.world.play(*args)
-        for row, episode in enumerate(episodes):
-            self._note(episode, row, 0, 0)
-        self._calls.clear()
-        self.episodes += episodes
-        return episodes
-
-    def fork(self, forks):
-        return [self._forked(fork) for fork in forks]
-
-    def _forked(self, fork):
-        (episode,) = self.world.fork([fork])
-        is_sampled = fork.action in (RESAMPLE, DIFFERENT)
-        self._note(episode, 0, fork.turn + (not is_sampled), fork.turn)
-        self._calls.clear()
-        self.episodes.append(episode)
-        return episode
-
-    def _noting(self, name, real, position):
-        def noting(*args):
-            keys = args[position]
-            columns = np.stack([*keys.words, keys.turn_luck, keys.row], axis=1).tolist()
-            self._calls.append((name, [tuple(row) for row in columns]))
-            return real(*args)
-
-        return noting
-
-    def _note(self, episode, row, first_decision, first_step):
-        asked = {
-            kind: [keys[row] for name, keys in self._calls if name == kind]
-            for kind in ("sample", "uniforms")
-        }
-        for index, key in enumerate(asked["sample"]):
-            turn = first_decision + index
-            self.draws.append(((*decision_label(episode, turn), turn), key))
-        for index, key in enumerate(asked["uniforms"]):
-            turn = first_step + index
-            self.draws.append(((*environment_label(episode, turn), turn), key))
-        if episode.fork is None or episode.fork.skip_equal is False:
-            last = episode.num_turns
-            wanted = [last - first_decision, last - first_step]
-            assert [len(keys) for keys in asked.values()] == wanted
-
-
-def test_chain_episodes_share_exactly_what_the_table_says(monkeypatch):
-    played = PlayedChain(monkeypatch)
-    kinds = [
-        kind | ({"action": kind["action"][0] % 3} if "action" in kind else {})
-        for kind in KINDS
-        if kind.get("action") is not KEEP
-    ]
-    kinds += [
-        {"luck": luck, "action": act} for luck in (SHARED, FRESH) for act in (KEEP, DIFFERENT)
-    ]
-    play_nested(played, played.world.tasks(1), kinds)
-    keys = assert_shared_exactly_by_label(played.draws)
-    assert len(keys) > 800 and len(played.draws) > 1.5 * len(keys)
-    assert max(episode.path.count("/") for episode in played.episodes) == 2
-    forks = [episode.fork for episode in played.episodes if episode.fork][::20]
-    for one, fork in zip(played.world.fork(forks), forks, strict=True):  # in one batch, alike
-        (again,) = played.world.fork([fork])
-        assert list(one.turns) == list(again.turns) and one.outcome == again.outcome
-
-
-def test_chain_tails_are_identical_where_luck_and_state_are():
-    world = chain.Chain(dataclasses.replace(SETTING, horizon=6, ends=0.3), seed=6)
-    episodes = world.play(world.tasks(3), 40, 0)
-    long = [episode for episode in episodes if episode.num_turns > 3]
-    same = {}
-    for luck in (SHARED, FRESH, 1):
-        early = world.fork([Fork(e, 1, luck=luck, skip_equal=False) for e in long])
-        met = [
-            one
-            for one in early
-            if one.num_turns > 3 and one.turns[3].state == one.fork.episode.turns[3].state
-        ]
-        late = world.fork([Fork(e.fork.episode, 3, e.turns[3].action, luck) for e in met])
-        tails = [
-            list(e.turns[3:]) == list(other.turns[3:]) for e, other in zip(met, late, strict=True)
-        ]
-        assert len(tails) > 10
-        same[luck] = np.mean(tails)
-    assert same[SHARED] == same[1] == 1 > same[FRESH]
-
-
-def test_a_chains_control_has_its_twins_decision_and_another_tail(monkeypatch):
-    played = PlayedChain(monkeypatch)
-    factuals = played.play(played.world.tasks(1), 20, 0)
-    for alternative in range(3):
-        options = {"alternative": alternative, "skip_equal": False}
-        twins = played.fork([Fork(e, 1, luck=SHARED, **options) for e in factuals])
-        controls = played.fork([Fork(e, 1, luck=FRESH, **options) for e in factuals])
-        decided = [[e.turns[1].action for e in some] for some in (twins, controls)]
-        tails = [[list(e.turns[2:]) for e in some] for some in (twins, controls)]
-        assert decided[0] == decided[1] and tails[0] != tails[1]
-
-
-def test_a_chain_plays_a_fork_asked_for_twice_twice_alike():
-    world = chain.Chain(SETTING, seed=6)
-    (parent,) = world.play(world.tasks(1), 1, 0)
-    for luck, action in itertools.product((SHARED, FRESH, 2), (RESAMPLE, DIFFERENT, KEEP, 1)):
-        one, other = world.fork([Fork(parent, 1, action, luck)] * 2)
-        assert one is not other and list(one.turns) == list(other.turns)
-        assert one.outcome == other.outcome and one.sampled == other.sampled

@@ -181,3 +181,9 @@ def test_a_turn_is_over_with_a_stop_token_or_all_the_tokens_it_may_have(policy):
     engine = HfEngine(policy.model, stop=frozenset({5}), max_turn_tokens=3)
     assert engine.ends([5]) and engine.ends([1, 5]) and engine.ends([1, 2, 3])
     assert not engine.ends([5, 1]) and not engine.ends([1, 2])
+
+
+def test_logits_that_need_a_gradient_are_drawn_from_like_any():
+    logits = torch.zeros(1, 5)
+    one = explains([3], logits.numpy())
+    assert sample(logits.clone().requires_grad_(), [one], [0]).tolist() == [3]

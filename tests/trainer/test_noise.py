@@ -222,3 +222,35 @@ def test_a_position_that_would_wrap_is_refused(position):
 def test_shapes_that_do_not_agree_are_refused(rows, keys, positions, temperature, message):
     with pytest.raises(ValueError, match=message):
         sample(torch.zeros(rows, 3), [KEY] * keys, [0] * positions, temperature)
+
+
+# --- hostile logits -------------------------------------------------------------------------
+
+
+@every_sampler
+@pytest.mark.parametrize("largest", [1.0, -5.0])
+def test_logits_that_overflow_at_their_temperature_are_refused_by_row(draw, largest):
+    logits = torch.tensor([[0.0, 1.0], [largest, largest - 1]], dtype=torch.double)
+    keys = [NoiseKey(1, 0, row, 0) for row in range(2)]
+    with pytest.raises(LogitsError, match=r"stay finite .* in row 1 \(NoiseKey") as refused:
+        draw(logits, keys, [0, 0], np.array([1.0, 5e-324]))
+    assert refused.value.row == 1
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [torch.zeros(2, 5, dtype=kind) for kind in (torch.long, torch.bool, torch.cfloat)]
+    + [torch.zeros(5), torch.zeros(2, 5, 1)],
+    ids=lambda logits: f"{logits.dtype} {logits.ndim}",
+)
+def test_logits_that_are_no_rows_of_floats_are_refused(logits):
+    with pytest.raises(ValueError, match=r"`logits` must be \(rows, vocabulary\) of floats, got"):
+        sample(logits, [KEY, KEY], [0, 0])
+
+
+@every_tensor_sampler
+def test_logits_that_need_a_gradient_are_drawn_from_like_any(draw):
+    logits, keys, positions, temperature = batch(20, 300)
+    needing = logits.clone().requires_grad_()
+    found = draw(needing, keys, positions, temperature)
+    assert found.tolist() == draw(logits, keys, positions, temperature).tolist()

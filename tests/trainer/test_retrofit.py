@@ -235,3 +235,16 @@ def test_a_task_is_found_by_the_ids_of_its_questions(config):
         assert found == Task(task.id) and found.info == task.info
     shorter = train_tasks(changed(config, ["task.parts=2"]), 1)[0]
     assert np.shape(logged_task(shorter.id, own).info["questions"]) == (2,)
+
+
+def test_a_log_that_the_policy_cannot_have_drawn_is_recorded_and_gets_no_credit(
+    retrofit, rows, tmp_path
+):
+    """At such a temperature no logged token has a probability: every turn is refused."""
+    code, told, error = retrofit(rows, *setting("rollout.temperature=1e-300"))
+    assert code == 0 and "0 of 6 episodes adopted, 0 forks" in told
+    assert error.count("which the policy cannot draw") == 5  # as many as are shown
+    episodes = read(tmp_path / "out", "episodes").collect()
+    assert episodes["outcome"].is_null().all() and episodes["reason"].is_not_null().all()
+    assert set(episodes["sampled"]) == {0}
+    assert read_run(tmp_path / "out")["finished"] is not None

@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 
+from tests.trainer.conftest import coin, scripted
 from trainer.play import RESET_SLOT
 from trainer.setup import make_rollout
 from trainer.train import train_tasks
@@ -35,16 +36,6 @@ def environment_streams(calls):
     return [(kind, key.purpose, key.luck, key.turn) for kind, key in calls]
 
 
-@pytest.fixture
-def scripted(stand_ins):
-    return stand_ins[0]
-
-
-@pytest.fixture
-def coin(stand_ins):
-    return stand_ins[1]
-
-
 def say(*texts):
     """An engine's choice: these texts in turn, the last for ever."""
     return lambda session, key, index: texts[min(index, len(texts) - 1)]
@@ -53,11 +44,11 @@ def say(*texts):
 # Factuals
 
 
-def test_it_is_a_world(scripted, coin):
+def test_it_is_a_world():
     assert isinstance(scripted(coin)[0], World)
 
 
-def test_rows_count_up_task_by_task_and_name_the_noise(scripted, coin):
+def test_rows_count_up_task_by_task_and_name_the_noise():
     rollout, engine, _ = scripted(coin)
     episodes = rollout.play(TASKS, 3, 7)
     assert [episode.row for episode in episodes] == list(range(6))
@@ -68,7 +59,7 @@ def test_rows_count_up_task_by_task_and_name_the_noise(scripted, coin):
     assert engine.temperatures == [1.0]  # all in one batch
 
 
-def test_an_episode_is_what_was_shown_and_said(scripted):
+def test_an_episode_is_what_was_shown_and_said():
     rollout, engine, calls = scripted(say("a.", "ccc.", "a."))
     (episode,) = rollout.play([TASK], 1, 0)
     assert words(episode) == ["a.", "ccc.", "a."]
@@ -88,7 +79,7 @@ def test_an_episode_is_what_was_shown_and_said(scripted):
     ]
 
 
-def test_too_many_turns_or_a_full_context_truncate(scripted):
+def test_too_many_turns_or_a_full_context_truncate():
     (episode,) = scripted(say("a."), max_turns=2)[0].play([TASK], 1, 0)
     assert (episode.num_turns, episode.terminated, episode.truncated) == (2, False, True)
     assert (episode.outcome, episode.success) == (pytest.approx(2 / 3), False)
@@ -98,12 +89,12 @@ def test_too_many_turns_or_a_full_context_truncate(scripted):
         assert episode.truncated == (turns < 3)
 
 
-def test_an_end_at_the_last_allowed_turn_is_an_end(scripted):
+def test_an_end_at_the_last_allowed_turn_is_an_end():
     (episode,) = scripted(say("a."), max_turns=3)[0].play([TASK], 1, 0)
     assert (episode.terminated, episode.truncated, episode.success) == (True, False, True)
 
 
-def test_evaluation_draws_from_streams_of_its_own(scripted, coin):
+def test_evaluation_draws_from_streams_of_its_own():
     rollout, engine, calls = scripted(coin, is_random=True)
     rollout.play(TASKS, 1, 2)
     trained = {key for keys in engine.keys for key in keys} | {key for _, key in calls}
@@ -119,7 +110,7 @@ def test_evaluation_draws_from_streams_of_its_own(scripted, coin):
     assert [episode.row for episode in first] == [0, 1]
 
 
-def test_a_slot_that_is_named_twice_is_refused(scripted, coin, monkeypatch):
+def test_a_slot_that_is_named_twice_is_refused(monkeypatch):
     rollout, _, _ = scripted(coin)
     monkeypatch.setattr(
         type(rollout._setting.environment()), "slot", lambda self, history: min(len(history), 1)
@@ -155,7 +146,7 @@ NESTED = "0.0.fresh.resample"
         ),
     ],
 )
-def test_streams_of_a_fork(scripted, options, decision, tail, environment):
+def test_streams_of_a_fork(options, decision, tail, environment):
     rollout, engine, calls = scripted(say("a."))
     (parent,) = rollout.play([TASK], 1, 0)
     calls.clear()
@@ -194,7 +185,7 @@ def test_streams_of_a_fork(scripted, options, decision, tail, environment):
         ({"action": KEEP}, None, (f"fresh/{NESTED}", 0), (f"environment/{NESTED}", 0)),
     ],
 )
-def test_streams_of_a_fork_of_a_fork(scripted, options, decision, tail, environment):
+def test_streams_of_a_fork_of_a_fork(options, decision, tail, environment):
     rollout, engine, calls = scripted(say("a."))
     (parent,) = rollout.play([TASK], 1, 0)
     (middle,) = rollout.fork([Fork(parent, 0, luck=FRESH)])
@@ -214,7 +205,7 @@ def test_streams_of_a_fork_of_a_fork(scripted, options, decision, tail, environm
 # Forks: what is replayed, and what it costs
 
 
-def test_null_twins_end_as_their_factual_did(scripted, coin):
+def test_null_twins_end_as_their_factual_did():
     rollout, engine, _ = scripted(coin, is_random=True)
     episodes = rollout.play(TASKS, 6, 1)
     forks = [Fork(e, t, KEEP, SHARED) for e in episodes for t in range(e.num_turns)]
@@ -229,7 +220,7 @@ def test_null_twins_end_as_their_factual_did(scripted, coin):
     assert rollout.exact_replay
 
 
-def test_every_kind_of_fork_replays_its_prefix_where_the_environment_is_random(scripted, coin):
+def test_every_kind_of_fork_replays_its_prefix_where_the_environment_is_random():
     rollout, _, _ = scripted(coin, is_random=True)
     (parent,) = rollout.play(TASKS[1:], 1, 1)
     kinds = [{"luck": FRESH}, {"luck": 3}, {}, {"luck": FRESH, "action": B}]
@@ -244,7 +235,7 @@ def test_every_kind_of_fork_replays_its_prefix_where_the_environment_is_random(s
             assert all(leaf.outcome is not None for leaf in leaves)
 
 
-def test_shared_twins_draw_the_same_words_after_a_decision_of_another_length(scripted, coin):
+def test_shared_twins_draw_the_same_words_after_a_decision_of_another_length():
     rollout, _, _ = scripted(coin)
     (parent,) = rollout.play(TASKS[1:], 1, 1)
     for action in (A, B, (99,) * 9):
@@ -254,7 +245,7 @@ def test_shared_twins_draw_the_same_words_after_a_decision_of_another_length(scr
         assert twin.turns[0].logprob == (-1.0 if action == parent.turns[0].action else None)
 
 
-def test_an_equal_decision_takes_the_tail_and_costs_its_turn(scripted, coin):
+def test_an_equal_decision_takes_the_tail_and_costs_its_turn():
     rollout, engine, calls = scripted(coin)
     episodes = rollout.play(TASKS, 8, 1)
     forks = [Fork(e, t) for e in episodes for t in range(e.num_turns)]
@@ -282,7 +273,7 @@ def test_an_equal_decision_takes_the_tail_and_costs_its_turn(scripted, coin):
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("skip", [None, True, False])
 @pytest.mark.parametrize("luck", [SHARED, FRESH, 2])
-def test_when_an_equal_decision_skips_its_tail(scripted, exact, skip, luck):
+def test_when_an_equal_decision_skips_its_tail(exact, skip, luck):
     rollout, engine, _ = scripted(say("a."))
     (parent,) = rollout.play([TASK], 1, 0)
     rollout.exact_replay = exact
@@ -294,14 +285,14 @@ def test_when_an_equal_decision_skips_its_tail(scripted, exact, skip, luck):
 
 
 @pytest.mark.parametrize("action", [KEEP, A])
-def test_a_given_decision_always_plays_its_tail(scripted, action):
+def test_a_given_decision_always_plays_its_tail(action):
     rollout, engine, _ = scripted(say("a."))
     (parent,) = rollout.play([TASK], 1, 0)
     (twin,) = rollout.fork([Fork(parent, 0, action, skip_equal=True)])
     assert len(engine.keys[1]) == 2 and twin.sampled == 4
 
 
-def test_a_given_decision_at_the_last_turn_samples_nothing(scripted):
+def test_a_given_decision_at_the_last_turn_samples_nothing():
     rollout, engine, _ = scripted(say("a."))
     (parent,) = rollout.play([TASK], 1, 0)
     same, other = rollout.fork([Fork(parent, 2, KEEP), Fork(parent, 2, B)])
@@ -310,7 +301,7 @@ def test_a_given_decision_at_the_last_turn_samples_nothing(scripted):
     assert (same.success, other.success) == (True, False)
 
 
-def test_after_a_null_twin_that_ended_otherwise_tails_are_played(scripted):
+def test_after_a_null_twin_that_ended_otherwise_tails_are_played():
     said = iter(["a."] * 3 + ["bb.", "a."] + ["a."] * 9)
     rollout, engine, _ = scripted(lambda session, key, index: next(said))
     (parent,) = rollout.play([TASK], 1, 0)
@@ -323,7 +314,7 @@ def test_after_a_null_twin_that_ended_otherwise_tails_are_played(scripted):
 
 
 @pytest.mark.parametrize("turn", [1, 2, 3])
-def test_a_prefix_that_replays_otherwise_fails_the_fork_alone(scripted, coin, turn):
+def test_a_prefix_that_replays_otherwise_fails_the_fork_alone(turn):
     drifted = []
     rollout, engine, _ = scripted(
         coin, drift=lambda index, text: text + "!" if index in drifted else text
@@ -343,7 +334,7 @@ def test_a_prefix_that_replays_otherwise_fails_the_fork_alone(scripted, coin, tu
         assert twin.num_turns == turn  # of the prefix, as far as it came
 
 
-def test_a_prefix_that_earns_or_ends_otherwise_fails_the_fork(scripted, coin):
+def test_a_prefix_that_earns_or_ends_otherwise_fails_the_fork():
     rollout, _, _ = scripted(coin)
     (parent,) = rollout.play([TASK], 1, 0)
     other = dataclasses.replace(parent.turns[0], reward=0.9)
@@ -355,7 +346,7 @@ def test_a_prefix_that_earns_or_ends_otherwise_fails_the_fork(scripted, coin):
     assert (twin.outcome, twin.info["reason"]) == (None, "replay differs at turn 0")
 
 
-def test_a_fork_is_cut_where_its_factual_would_be(scripted):
+def test_a_fork_is_cut_where_its_factual_would_be():
     rollout, _, _ = scripted(say("a."), max_context=14)
     (parent,) = rollout.play([TASK], 1, 0)
     assert parent.terminated
@@ -365,7 +356,7 @@ def test_a_fork_is_cut_where_its_factual_would_be(scripted):
     assert null.terminated and null.outcome == parent.outcome
 
 
-def test_forks_come_back_in_the_order_asked_from_one_batch(scripted, coin):
+def test_forks_come_back_in_the_order_asked_from_one_batch():
     rollout, engine, _ = scripted(coin)
     episodes = rollout.play(TASKS, 2, 0)
     forks = [Fork(e, t, alternative=k) for k in range(2) for e in episodes for t in (2, 0)]
@@ -377,7 +368,7 @@ def test_forks_come_back_in_the_order_asked_from_one_batch(scripted, coin):
     assert rollout.fork([]) == []
 
 
-def test_what_is_not_there_is_refused_by_name(scripted, coin):
+def test_what_is_not_there_is_refused_by_name():
     rollout, _, _ = scripted(coin)
     (parent,) = rollout.play([TASK], 1, 0)
     with pytest.raises(NotImplementedError, match="lacks DIFFERENT"):

@@ -58,8 +58,8 @@ def test_a_rollout_stops_at_the_tasks_tags_and_within_the_context(policy, config
     assert isinstance(rollout, Rollout)
     ends = [policy.encode(tag)[0] for tag in ("</search>", "</answer>")]
     assert rollout.engine._stop == frozenset(ends)
-    assert rollout._limits.max_turns == 9
-    assert rollout._limits.max_context + config.rollout.max_turn_tokens == 100
+    assert rollout._setting.limits.max_turns == 9
+    assert rollout._setting.limits.max_context + config.rollout.max_turn_tokens == 100
 
 
 def test_a_tokenizer_without_the_tasks_tags_is_refused(policy, config):

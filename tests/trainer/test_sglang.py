@@ -179,3 +179,11 @@ def test_without_sglang_one_sentence_says_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "trainer.processors.sglang", raising=False)
     with pytest.raises(ImportError, match=r"^SGLang is missing .*: pip install sglang==0\.5\.23$"):
         importlib.import_module("trainer.processors.sglang")
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_sglang_refuses_parameters_that_are_not_one_a_row(sglang, rows):
+    """A row without parameters of its own would be sampled by SGLang itself."""
+    entries = [Req(request(row).extra_args()).params for row in range(2)]
+    with pytest.raises(ValueError, match=f"must be one a row, got 2 for {rows} rows"):
+        sglang.KeyedLogitProcessor()(laws(1, rows)[0], entries)

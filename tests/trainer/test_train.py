@@ -374,3 +374,13 @@ def test_tasks_depend_on_seed_and_step_alone(config):
     assert len({tuple(step) for step in steps}) == 5
     assert all(len(set(step)) == config.rollout.groups for step in steps)
     assert ids(dataclasses.replace(config, seed=6), 1) != steps[0]
+
+
+def test_weights_of_another_shape_are_refused_and_not_spread_over_the_models(policy):
+    own = {name: value.clone() for name, value in policy.model.named_parameters()}
+    name = "model.norm.weight"
+    for shape in ((1,), (3,)):
+        given = module.Checkpoint(1, own | {name: torch.full(shape, 7.0)}, {}, {})
+        with pytest.raises(UsageError, match="weights are not those of this model"):
+            module.load_weights(policy, given)
+    assert torch.equal(dict(policy.model.named_parameters())[name], own[name])

@@ -27,6 +27,16 @@ from twinstats import (
     sqrt_allocation,
     variance_account,
 )
+from twinstats.noise import (
+    KeyColumns,
+    LogitsError,
+    generator,
+    gumbel,
+    sample,
+    truncate,
+    uniform,
+    uniforms,
+)
 from twinstats.sequential import log_wealth
 
 NAN, INF = math.nan, math.inf
@@ -298,6 +308,133 @@ def test_messages_stay_one_line_for_long_input(size):
     }
     for name, call in calls.items():
         sentence(call, name)
+
+
+# --- keys and noise -------------------------------------------------------------------------
+
+KEY = NoiseKey(7, 3, 5, 2)
+NO_WHOLE = [True, np.False_, 1.0, np.float32(3), "1", None, np.array(3), 1j]
+
+
+@pytest.mark.parametrize("name", ["seed", "step", "row", "turn", "luck"])
+@pytest.mark.parametrize("value", NO_WHOLE)
+def test_a_number_that_is_not_whole_is_refused_in_a_key(name, value):
+    """A boolean above all: its text is not that of the number it equals."""
+    fields = {"seed": 0, "step": 0, "row": 0, "turn": 0} | {name: value}
+    with pytest.raises(ValueError, match=f"`{name}` must be .*whole"):
+        NoiseKey(**fields)
+
+
+@pytest.mark.parametrize("purpose", ["", b"sample", None, 3, "\ud800"])
+def test_a_purpose_that_names_nothing_is_refused_before_anything_is_drawn(purpose):
+    with pytest.raises(ValueError, match="`purpose` must not be empty, and UTF-8 text, got"):
+        NoiseKey(0, 0, 0, 0, purpose=purpose)
+
+
+def test_a_key_of_numpys_numbers_is_that_of_pythons_and_does_not_wrap():
+    own = NoiseKey(7, 3, 5, 40_000, 300)
+    given = NoiseKey(np.int8(7), np.int64(3), np.uint8(5), np.int32(40_000), np.uint16(300))
+    assert given == own and repr(given) == repr(own)
+    assert gumbel(given, 0, [0, 9]).tolist() == gumbel(own, 0, [0, 9]).tolist()
+    rows = np.array([5])
+    grid = KeyColumns.grid(7, 3, "sample", row=rows, turn=np.int32(40_000), luck=np.uint16(300))
+    assert uniforms(grid, 0)[0] == uniform(own, 0)
+
+
+@pytest.mark.parametrize("name", [(True, "x"), (1.5, "x"), ("7", "x"), (7, ""), (7, None)])
+def test_a_generator_without_a_name_is_refused(name):
+    with pytest.raises(ValueError, match="`(seed|purpose)` must"):
+        generator(*name)
+
+
+def test_keys_that_are_none_are_refused_and_an_iterator_of_keys_is_read_once():
+    for keys in ([None], ["sample"], [(7, 3, 5, 2)], [KEY, 3]):
+        with pytest.raises(ValueError, match="`keys` must hold a `NoiseKey` each, got"):
+            KeyColumns.of(keys)
+    with pytest.raises(ValueError, match="`keys` must hold a `NoiseKey` each, got None"):
+        gumbel(None, 0, [0])
+    assert KeyColumns.of(key for key in [KEY, KEY]).row.tolist() == [5, 5]
+
+
+@pytest.mark.parametrize("row", [[1.5], [-0.5], [True], ["1"], [NAN], [None], [2**70]])
+def test_rows_that_are_not_whole_are_refused_and_not_cut(row):
+    with pytest.raises(ValueError, match="`row` must hold whole numbers in"):
+        KeyColumns.grid(0, 0, "x", row=np.array(row), turn=0)
+
+
+@pytest.mark.parametrize("position", [[0], [0, 1], [], np.array([[3]])])
+def test_several_positions_where_one_is_meant_are_refused(position):
+    calls = (
+        lambda: gumbel(KEY, position, [0, 1]),
+        lambda: uniform(KEY, position, [0, 1]),
+        lambda: uniforms(KeyColumns.of([KEY, KEY]), position),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match="`position` must be one number, got shape"):
+            call()
+
+
+@pytest.mark.parametrize("ids", [[True], [0.5], ["1"], [None], [2**70]])
+def test_ids_that_are_no_ids_are_refused(ids):
+    with pytest.raises(ValueError, match="`ids` must hold whole numbers in"):
+        gumbel(KEY, 0, ids)
+
+
+def test_ids_and_positions_of_odd_shapes_are_refused_by_name():
+    with pytest.raises(ValueError, match="`ids` must be rectangular"):
+        gumbel(KEY, 0, [[0], [1, 2]])
+    with pytest.raises(ValueError, match="`positions` must be one a row, got shape"):
+        sample(np.zeros((2, 4)), [KEY, KEY], [[0], [0]])
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [
+        np.zeros((1, 2), complex),
+        np.zeros((1, 2), bool),
+        np.zeros((1, 2), "M8[s]"),
+        np.zeros((1, 2), "m8[s]"),
+        np.array([["1", "2"]]),
+        np.array([[None, 1.0]], object),
+        np.zeros((1, 2), [("a", float)]),
+    ],
+    ids=lambda logits: str(logits.dtype),
+)
+def test_logits_that_are_no_real_numbers_are_refused(logits):
+    for call in (lambda: sample(logits, [KEY], [0]), lambda: truncate(logits, top_k=1)):
+        with pytest.raises(ValueError, match="`logits` must hold real numbers, got"):
+            call()
+
+
+def test_masked_logits_are_refused_and_not_drawn_from():
+    logits = np.ma.masked_array([[0.0, 9.0]], mask=[[False, True]])
+    for call in (lambda: sample(logits, [KEY], [0], 0.0), lambda: truncate(logits, top_k=1)):
+        with pytest.raises(ValueError, match="`logits` must not be a masked array"):
+            call()
+
+
+@pytest.mark.parametrize("bad", ["1", ["1", "2"], 1j, 10**400, [[1.0], [1.0, 2.0]], b"1"])
+def test_a_temperature_that_is_no_number_is_refused(bad):
+    with pytest.raises(ValueError, match="`temperature` must"):
+        sample(np.zeros((2, 4)), [KEY, KEY], [0, 0], bad)
+
+
+@pytest.mark.parametrize("bad", [True, 1.5, "3", None, NAN, INF])
+def test_a_top_k_that_is_not_whole_is_refused(bad):
+    with pytest.raises(ValueError, match="`top_k` must be at least 0 and whole"):
+        truncate(np.zeros(3), top_k=bad)
+
+
+@pytest.mark.parametrize("largest", [1.0, -5.0])
+def test_logits_that_overflow_at_their_temperature_are_refused_by_row(largest):
+    logits = np.array([[0.0, 1.0], [largest, largest - 1]])
+    with pytest.raises(LogitsError, match=r"stay finite .* in row 1 \(NoiseKey") as refused:
+        sample(logits, [KEY, KEY], [0, 0], np.array([1.0, 5e-324]))
+    assert refused.value.row == 1
+
+
+def test_logits_far_below_the_largest_are_just_never_drawn():
+    assert sample(np.array([[-1e308, 0.5]]), [KEY], [0], 1e-3).tolist() == [1]
 
 
 # --- hostile, but with a stated result --------------------------------------------------------

@@ -176,9 +176,10 @@ def test_flatten_names_leaves_by_their_path():
 
 def test_a_broken_run_json_is_an_error_and_not_an_empty_run(tmp_path):
     run = start(tmp_path / "run")
-    (run.path / "run.json").write_text('{"schema": 1, "comm')
-    with pytest.raises(UsageError, match="run.json is not readable JSON"):
-        read_run(run.path)
+    for text in ("[" * 100_000, '{"schema": 1, "comm'):
+        (run.path / "run.json").write_text(text)
+        with pytest.raises(UsageError, match="run.json is not readable JSON"):
+            read_run(run.path)
 
 
 def test_a_newer_schema_is_refused_by_name(tmp_path):

@@ -9,42 +9,15 @@ from scipy.stats import binom
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 
+from tests.golden import GOLDEN, IDS
+from tests.samplers import OneTurn
+from tests.vllm import lab
 from trainer.engines.hf import HfEngine
 from trainer.processors.request import FIELD, UNKEYED, KeyedRequest
 from trainer.processors.vllm import processor
 from twinstats.noise import LogitsError, NoiseKey
 
 pytestmark = pytest.mark.vllm
-
-GOLDEN = [  # key, position, noise of IDS
-    (
-        NoiseKey(7, 3, 5, 2),
-        11,
-        [
-            1.0206202721422601,
-            2.4959897948505514,
-            0.7783864878414736,
-            -0.17033030826753126,
-            -0.10289553184483508,
-            0.7169954517828189,
-            1.3910429987659523,
-        ],
-    ),
-    (
-        NoiseKey(7, 3, 5, 2, 1, "alternative"),
-        0,
-        [
-            1.4159148513307676,
-            -0.38292606227496867,
-            1.1498715051076416,
-            0.6105397276027605,
-            -0.6886487864946228,
-            -1.1931758169343354,
-            2.3376531975064574,
-        ],
-    ),
-]
-IDS = [0, 1, 2, 3, 255, 256, 1000]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +30,7 @@ def noise_only(engine, flat):
     return engine(flat)
 
 
-def test_the_runner_is_the_one_that_is_meant(llm, lab):
+def test_the_runner_is_the_one_that_is_meant(llm):
     config = llm.llm_engine.vllm_config
     assert config.use_v2_model_runner == lab.IS_V2
     kind = "KeyedV2" if lab.IS_V2 else "KeyedV1"
@@ -65,11 +38,11 @@ def test_the_runner_is_the_one_that_is_meant(llm, lab):
     assert processor(model=config.model_config.model, skip_tokenizer_init=True).endswith(kind)
 
 
-def test_tokens_are_those_of_the_plain_loop(llm, cases, lab):
+def test_tokens_are_those_of_the_plain_loop(llm, cases):
     lab.assert_same(lab.sampled(llm, cases), cases)
 
 
-def test_the_requests_exercise_what_they_are_for(cases, model, lab):
+def test_the_requests_exercise_what_they_are_for(cases, model):
     assert sum(len(case.tokens) for case in cases) >= 1000
     lengths = [len(case.prompt) for case in cases]
     assert min(lengths) < 5 and max(lengths) > 50
@@ -81,28 +54,11 @@ def test_the_requests_exercise_what_they_are_for(cases, model, lab):
         assert 3 < sum(same) < 17  # the law matters, and some requests have it already
 
 
-class OneTurn:
-    """A session of one turn."""
-
-    def __init__(self, case):
-        self.case, self.turn = case, None
-
-    def start(self):
-        return self.case.prompt
-
-    def key(self):
-        return self.case.request.key
-
-    def advance(self, turn):
-        self.turn = turn
-        return None
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_tokens_are_those_of_the_reference_engine(llm, model, lab, temperature):
+def test_tokens_are_those_of_the_reference_engine(llm, model, temperature):
     law = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "position": 0}
     cases = lab.make_cases(model, 20, seed=1, limit=40, **law)
-    sessions = [OneTurn(case) for case in cases]
+    sessions = [OneTurn(case.prompt, case.request.key) for case in cases]
     HfEngine(model, stop=frozenset(cases[0].stop), max_turn_tokens=40, max_batch=7).run(
         sessions, temperature=temperature
     )
@@ -114,13 +70,13 @@ def test_tokens_are_those_of_the_reference_engine(llm, model, lab, temperature):
 # Unchanged by everything around a request
 
 
-def test_batch_mates_and_order_change_nothing(llm, cases, lab):
+def test_batch_mates_and_order_change_nothing(llm, cases):
     for order in ([31], [5, 59, 2, 40], range(59, 39, -1)):
         chosen = [cases[number] for number in order]
         lab.assert_same(lab.sampled(llm, chosen), chosen)
 
 
-def test_rows_that_move_keep_their_noise(llm, model, lab, monkeypatch):
+def test_rows_that_move_keep_their_noise(llm, model, monkeypatch):
     import trainer.processors.vllm as module
 
     moves, places = [], {}
@@ -150,7 +106,7 @@ def test_rows_that_move_keep_their_noise(llm, model, lab, monkeypatch):
     assert max(places.values()) > 1 if lab.IS_V2 else len(moves) > 3
 
 
-def test_prefix_caching_and_chunked_prefill_change_nothing(engine, model, cases, lab):
+def test_prefix_caching_and_chunked_prefill_change_nothing(engine, model, cases):
     llm = engine(model, enable_prefix_caching=True, block_size=32, max_num_batched_tokens=16)
     chosen = cases[20:50]
     assert max(len(case.prompt) for case in chosen) > 3 * 16  # so a prompt takes several steps
@@ -160,7 +116,7 @@ def test_prefix_caching_and_chunked_prefill_change_nothing(engine, model, cases,
     assert lab.metric(llm, "prefix_cache_hits") > before
 
 
-def test_preemption_changes_nothing(engine, model, lab):
+def test_preemption_changes_nothing(engine, model):
     llm = engine(model, block_size=32, num_gpu_blocks_override=9, max_num_seqs=8)
     before = lab.metric(llm, "num_preemptions")
     cases = [
@@ -171,7 +127,7 @@ def test_preemption_changes_nothing(engine, model, lab):
     assert lab.metric(llm, "num_preemptions") > before
 
 
-def test_scheduling_a_step_ahead_changes_nothing(engine, model, cases, lab, monkeypatch):
+def test_scheduling_a_step_ahead_changes_nothing(engine, model, cases, monkeypatch):
     """What GPUs do by default: a row's last token is not known yet when it is scheduled again."""
     from vllm.platforms.cpu import CpuPlatform
 
@@ -187,7 +143,7 @@ def test_scheduling_a_step_ahead_changes_nothing(engine, model, cases, lab, monk
     lab.assert_same(lab.sampled(llm, cases[:24]), cases[:24])
 
 
-def test_requests_without_a_key_go_their_own_way(llm, cases, lab):
+def test_requests_without_a_key_go_their_own_way(llm, cases):
     greedy = [
         case for case in cases if case.request.temperature == 0 and not case.request.position
     ][:4]
@@ -212,7 +168,7 @@ def test_requests_without_a_key_go_their_own_way(llm, cases, lab):
     assert len({tuple(found[len(known) + number]) for number in range(3)}) > 1
 
 
-def test_a_turn_goes_on_where_another_request_left_it(llm, model, lab):
+def test_a_turn_goes_on_where_another_request_left_it(llm, model):
     cases = [
         lab.altered(case, model, limit=24, stop=()) for case in lab.make_cases(model, 8, seed=5)
     ]
@@ -256,7 +212,7 @@ def test_golden_noise_decides_in_the_engine(noise_only):
     """Between two ids the choice turns exactly where a bias makes up for their noise."""
     requests, expected = [], []
     for key, position, noise in GOLDEN:
-        for first in range(len(IDS) - 1):
+        for first in range(len(IDS) - 2):  # the last id is outside the vocabulary
             pair, gap = IDS[first : first + 2], noise[first + 1] - noise[first]
             for shift, winner in ((-1e-4, pair[1]), (1e-4, pair[0])):
                 bias = {pair[0]: gap + shift}
@@ -283,7 +239,7 @@ def test_rows_and_seeds_do_not_share_their_luck(noise_only):
         assert low <= (base == token).sum() <= high
 
 
-def test_returned_logprobs_are_the_model_s_own(llm, model, cases, lab):
+def test_returned_logprobs_are_the_model_s_own(llm, model, cases):
     chosen = [case for case in cases if case.request.temperature in (0.7, 1.3)][:8]
     outputs = lab.generate(llm, chosen, logprobs=3)
     for case, output in zip(chosen, outputs, strict=True):
@@ -311,7 +267,7 @@ def test_returned_logprobs_are_the_model_s_own(llm, model, cases, lab):
         ({"temperature": 1.0, "n": 2}, "must be 0"),
     ],
 )
-def test_requests_are_refused_at_the_door(llm, lab, changes, message):
+def test_requests_are_refused_at_the_door(llm, changes, message):
     case = lab.Case([1, 2], KeyedRequest(key=NoiseKey(1, 2, 9, 0)), 3)
     with pytest.raises(VLLMValidationError, match=message):
         lab.sampled(llm, [case], **changes)
@@ -322,7 +278,7 @@ def test_an_engine_of_processed_logprobs_is_refused(engine, model):
         engine(model, logprobs_mode="processed_logprobs")
 
 
-def test_logits_without_a_law_name_the_key(engine, flat, lab):
+def test_logits_without_a_law_name_the_key(engine, flat):
     broken = type(flat)(flat.config)
     with torch.no_grad():
         broken.get_input_embeddings().weight.fill_(torch.nan)
@@ -334,7 +290,7 @@ def test_logits_without_a_law_name_the_key(engine, flat, lab):
 # Last, for its drafts import numba, with which vLLM's CPU build makes no further engine
 
 
-def test_drafts_change_nothing(engine, model, lab):
+def test_drafts_change_nothing(engine, model):
     """Speculative decoding, where a request has several rows a step."""
     if not lab.IS_V2:
         pytest.skip("the V1 runner refuses processors together with drafts")

@@ -33,9 +33,16 @@ def sample(
     """The token of each row, as `twinstats.noise.sample` has it, on the device of the logits.
 
     Raises:
-        LogitsError: NaN or +inf logits, a row without a finite logit; names the row and its key.
-        ValueError: Shapes that do not agree, a temperature or position outside its range.
+        LogitsError: What `twinstats.noise.sample` refuses; names the row and its key.
+        ValueError: Shapes that do not agree, logits that are no floats, a temperature or position
+            outside its range.
     """
+    if logits_RV.ndim != 2 or not logits_RV.is_floating_point():
+        raise ValueError(
+            "`logits` must be (rows, vocabulary) of floats, "
+            f"got {tuple(logits_RV.shape)} of {logits_RV.dtype}."
+        )
+    logits_RV = logits_RV.detach()
     if logits_RV.device.type == "cpu":
         exact = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
         return torch.from_numpy(noise.sample(exact.numpy(), keys, positions, temperature))
@@ -57,11 +64,11 @@ def sample_words(
     They were checked before; `keys` only names a row whose logits have no law.
 
     Raises:
-        LogitsError: NaN or +inf logits, a row without a finite logit; names the row.
+        LogitsError: What `twinstats.noise.sample` refuses; names the row.
     """
     ids, score = device_sampler(logits_RV.device.type)(logits_RV, words, positions, temperature)
     if not bool(torch.isfinite(score).all()):
-        check_logits(logits_RV.double().cpu().numpy(), keys)
+        check_logits(logits_RV.detach().double().cpu().numpy(), keys, temperature.cpu().numpy())
     return ids
 
 

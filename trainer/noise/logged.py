@@ -68,6 +68,6 @@ def sample(
         return tokens_R
     for row, (one, position) in enumerate(zip(noises, positions, strict=True)):
         if isinstance(one, LoggedNoise) and position < len(one.tokens):
-            scaled = logits_RV[row].double().cpu().numpy() / temperature
+            scaled = logits_RV[row].detach().double().cpu().numpy() / temperature
             tokens_R[row] = int(np.argmax(scaled + one.at(position)))
     return tokens_R

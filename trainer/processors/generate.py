@@ -22,6 +22,7 @@ import torch
 from transformers import LogitsProcessor
 
 from trainer.processors.request import KeyedRequest, keep_only, sample
+from twinstats.noise import is_whole
 
 # R rows, L positions, V vocabulary
 
@@ -35,11 +36,23 @@ class KeyedLogitsProcessor(LogitsProcessor):
     Args:
         requests: One a row, in the order of the batch.
         prompt_length: Width of the ids given to `generate`, padding on the left included.
+
+    Raises:
+        ValueError: Something else than a `KeyedRequest`, or a width that is none.
     """
 
     supports_continuous_batching = False
 
     def __init__(self, requests: Sequence[KeyedRequest], prompt_length: int) -> None:
+        for row, request in enumerate(requests):
+            if not isinstance(request, KeyedRequest):
+                raise ValueError(
+                    f"`requests` must hold a `KeyedRequest` a row, got {request!r} in row {row}."
+                )
+        if not (is_whole(prompt_length) and prompt_length >= 0):
+            raise ValueError(
+                f"`prompt_length` must be at least 0 and whole, got {prompt_length!r}."
+            )
         self._requests = tuple(requests)
         self._prompt_length = prompt_length
 

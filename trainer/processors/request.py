@@ -15,9 +15,10 @@ import numpy as np
 import torch
 
 from trainer import noise
-from twinstats.noise import NoiseKey
+from twinstats.noise import NoiseKey, is_whole
 
 FIELD = "twinstats"
+_SHOWN = 300  # letters of a foreign text that a message shows
 UNKEYED = "unkeyed"
 """What a request says under `FIELD` to be sampled by the engine, without keyed noise."""
 
@@ -33,8 +34,10 @@ class KeyedRequest:
         top_p: Probability kept, at the temperature, of what `top_k` left.
         position: Index within its turn of the first token that the request samples.
 
+    NumPy's numbers become Python's.
+
     Raises:
-        ValueError: A number outside its range.
+        ValueError: No key, something that is not a number, or one outside its range.
     """
 
     key: NoiseKey
@@ -44,16 +47,23 @@ class KeyedRequest:
     position: int = 0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.key, NoiseKey):
+            raise ValueError(f"`key` must be a `NoiseKey`, got {self.key!r}.")
+        temperature, top_p = _real(self.temperature), _real(self.top_p)
         rules = {
-            "temperature": ("at least 0 and finite", 0 <= self.temperature < math.inf),
-            "top_k": ("at least 0 and whole", _is_whole(self.top_k) and self.top_k >= 0),
-            "top_p": ("in (0, 1]", 0 < self.top_p <= 1),
-            "position": ("in [0, 2**32) and whole", _is_whole(self.position, 32)),
+            "temperature": ("at least 0 and finite", 0 <= temperature < math.inf),
+            "top_k": ("in [0, 2**32) and whole", _is_word(self.top_k)),
+            "top_p": ("in (0, 1]", 0 < top_p <= 1),
+            "position": ("in [0, 2**32) and whole", _is_word(self.position)),
         }
         for name, (rule, holds) in rules.items():
             if not holds:
                 value = getattr(self, name)
                 raise ValueError(f"`{name}` must be {rule}, got {value!r} in {self.key}.")
+        object.__setattr__(self, "temperature", temperature)
+        object.__setattr__(self, "top_p", top_p)
+        object.__setattr__(self, "top_k", int(self.top_k))
+        object.__setattr__(self, "position", int(self.position))
 
     @property
     def is_truncated(self) -> bool:
@@ -63,7 +73,7 @@ class KeyedRequest:
     def extra_args(self) -> dict[str, str]:
         """What the engine's request carries: `extra_args` in vLLM, `custom_params` in SGLang."""
         fields = dataclasses.asdict(self)
-        return {FIELD: json.dumps({**fields.pop("key"), **fields}, default=_plain_number)}
+        return {FIELD: json.dumps({**fields.pop("key"), **fields})}
 
 
 def request_of(extra_args: Mapping[str, Any] | None) -> KeyedRequest | None:
@@ -72,22 +82,25 @@ def request_of(extra_args: Mapping[str, Any] | None) -> KeyedRequest | None:
     Raises:
         ValueError: No key and not "unkeyed", or a text that is not a keyed request.
     """
-    text = (extra_args or {}).get(FIELD)
+    given = extra_args or {}
+    text = given.get(FIELD) if isinstance(given, Mapping) else None
     if text == UNKEYED:
         return None
     if not isinstance(text, str):
         raise ValueError(
             f"A request without a noise key: its extra arguments must hold {FIELD!r} "
             f"(`KeyedRequest.extra_args()`, or {UNKEYED!r} to be sampled by the engine), "
-            f"got {dict(extra_args or {})}."
+            f"got {given!s:.{_SHOWN}}."
         )
     try:
         fields = json.loads(text)
         names = {field.name for field in dataclasses.fields(NoiseKey)}
         key = NoiseKey(**{name: fields.pop(name) for name in names & set(fields)})
         return KeyedRequest(key=key, **fields)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{FIELD!r} must hold a keyed request, got {text}: {error}") from None
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise ValueError(
+            f"{FIELD!r} must hold a keyed request, got {text:.{_SHOWN}}: {error!s:.{_SHOWN}}"
+        ) from None
 
 
 def sample(
@@ -123,10 +136,15 @@ def keep_only(logits_RV: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) ->
     logits_RV[rows, ids] = 0.0
 
 
-def _plain_number(number: np.generic) -> Any:
-    """NumPy's numbers as Python's, which JSON knows."""
-    return number.item()
+def _real(value: object) -> float:
+    """A real number as a float; NaN for anything else, booleans and what is too large included."""
+    if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            pass
+    return math.nan
 
 
-def _is_whole(value: object, bits: int = 64) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**bits
+def _is_word(value: Any) -> bool:
+    return is_whole(value) and 0 <= value < 2**32

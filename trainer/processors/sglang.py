@@ -61,9 +61,14 @@ class KeyedLogitProcessor(CustomLogitProcessor):
 
         Raises:
             LogitsError: NaN or +inf logits, a row without a finite logit; names the row's key.
-            ValueError: A request without a key that does not say "unkeyed", several rows of one.
+            ValueError: A request without a key that does not say "unkeyed", several rows of one,
+                or not one entry a row.
         """
         entries = custom_param_list or [None] * len(logits)
+        if len(entries) != len(logits):
+            raise ValueError(
+                f"`custom_param_list` must be one a row, got {len(entries)} for {len(logits)} rows."
+            )
         requests = [_request_of(entry) for entry in entries]
         keyed = [row for row, request in enumerate(requests) if request is not None]
         if not keyed:

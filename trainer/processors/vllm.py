@@ -103,8 +103,8 @@ def check_request(params: "SamplingParams") -> None:
     """Refuses a request that says nothing of its noise, or that asks for what a key excludes.
 
     Raises:
-        ValueError: No key and not "unkeyed"; with a key, a temperature of vLLM's own or a sampling
-            parameter that acts after the draw or not at all.
+        ValueError: No key and not "unkeyed"; with a key, a temperature of vLLM's own, a sampling
+            parameter that acts after the draw or not at all, or a last position out of range.
     """
     request = request_of(params.extra_args)
     if request is None:
@@ -114,6 +114,11 @@ def check_request(params: "SamplingParams") -> None:
             "`temperature` of `SamplingParams` must be 0 in a keyed request (the temperature of "
             f"sampling travels under {FIELD!r}, here {request.temperature}), "
             f"got {params.temperature} in {request.key}."
+        )
+    if request.position + (params.max_tokens or 0) > 2**32:
+        raise ValueError(
+            "`position` plus `max_tokens` must be at most 2**32 in a keyed request, "
+            f"got {request.position} and {params.max_tokens} in {request.key}."
         )
     for name, allowed in _NEUTRAL.items():
         value = getattr(params, name, allowed[0])

@@ -65,12 +65,20 @@ METHODS: dict[str, Entry] = {
         function=reinforce_pp, estimates_advantage=False, finish=_finish_reinforce_pp
     ),
     "ppo": Entry(function=ppo, needs=(Need("value"),), finish=whitened),
-    "twice": Entry(function=twice, reconstructed=True, memory=_budget_memory, finish=_finish_twins),
-    "independent": Entry(function=independent, memory=_budget_memory, finish=_finish_twins),
-    "vine": Entry(function=vine),
-    "vine_coupled": Entry(function=vine_coupled),
-    "tree_grpo": Entry(function=tree_grpo, estimates_advantage=False),
-    "at2po": Entry(function=at2po, estimates_advantage=False),
+    "twice": Entry(
+        function=twice,
+        reconstructed=True,
+        memory=_budget_memory,
+        finish=_finish_twins,
+        knob="twins",
+    ),
+    "independent": Entry(
+        function=independent, memory=_budget_memory, finish=_finish_twins, knob="twins"
+    ),
+    "vine": Entry(function=vine, knob="rollouts"),
+    "vine_coupled": Entry(function=vine_coupled, knob="rollouts"),
+    "tree_grpo": Entry(function=tree_grpo, estimates_advantage=False, knob="expansions"),
+    "at2po": Entry(function=at2po, estimates_advantage=False, knob="rounds"),
     "rtmc": Entry(
         function=rtmc,
         needs=(Need("signature", forks=True),),
@@ -78,9 +86,14 @@ METHODS: dict[str, Entry] = {
         compares_members=True,
     ),
     "arpo": Entry(
-        function=arpo, needs=(Need("first_entropy", forks=True),), estimates_advantage=False
+        function=arpo,
+        needs=(Need("first_entropy", forks=True),),
+        estimates_advantage=False,
+        knob="leaves",
     ),
-    "treerl": Entry(function=treerl, reconstructed=True, estimates_advantage=False),
+    "treerl": Entry(
+        function=treerl, reconstructed=True, estimates_advantage=False, knob="branches"
+    ),
     "craft": Entry(
         function=craft,
         needs=(Need("teacher_gap"),),
@@ -124,6 +137,7 @@ METHODS: dict[str, Entry] = {
         reconstructed=True,
         estimates_advantage=False,
         compares_members=True,
+        knob="rollouts",
     ),
     "dars": Entry(
         function=dars,
@@ -144,6 +158,7 @@ METHODS: dict[str, Entry] = {
         reconstructed=True,
         compares_members=True,
         option_needs=_factor_needs,
+        knob="rollouts",
     ),
     "budget_gate": Entry(
         function=budget_gate,

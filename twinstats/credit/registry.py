@@ -53,6 +53,7 @@ class Entry:
         memory: Builds what it carries over steps from its options; null where it needs none.
         finish: Called once over a step's credits; a method with a memory gets it as `memory`.
         option_needs: What its options ask for besides `needs`.
+        knob: Name of the option that scales its forks; null where tokens buy larger groups.
     """
 
     function: Callable[..., Credit | Generator[Any, Any, Credit]]
@@ -63,6 +64,7 @@ class Entry:
     memory: Callable[[dict[str, Any]], Memory | None] | None = None
     finish: Callable[..., list[Credit]] | None = None
     option_needs: Callable[[dict[str, Any]], tuple[Need, ...]] | None = None
+    knob: str | None = None
 
 
 def remembers(kind: Callable[..., Memory]) -> Callable[[dict[str, Any]], Memory]:

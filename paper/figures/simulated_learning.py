@@ -1,0 +1,169 @@
+"""Learning in worlds whose return is known exactly, by every credit method.
+
+Leaves out training runs of language models (`learning`).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from paper import logs, style
+
+NEEDS = ("learning",)
+COMMAND = "twice simulate learning --out runs/learning"
+
+NAMED = ("twice", "twice_budget", "independent", "independent_budget", "vine_1", "rloo", "grpo")
+"""The curves that have a colour; the others are thin and grey, and named in the lower row."""
+
+MOST_SETTINGS = 4
+PLACE = ["world", "setting"]
+COLUMNS = ["method", "budget", "return", "low", "high", "num_seeds", "updates", "auxiliary_share"]
+FLAGS = ["step_size", "is_edge", "best_return", "estimates_advantage", "reconstructed", "helpers"]
+_GREY = "#b9b9b9"
+_LINE_INCHES = 0.125
+
+
+def table(runs: Sequence[Path]) -> pl.DataFrame:
+    """One row a setting, method and budget: exact return with its 95% interval over seeds.
+
+    `budget` is sampled tokens, forks included. Rows without a return are left out.
+
+    Raises:
+        MissingLogs: The study was not run.
+    """
+    study = logs.read(runs, "learning")
+    if study is None:
+        raise logs.missing("simulated_learning", NEEDS, runs, COMMAND)
+    return (
+        study.select(*PLACE, *COLUMNS, *FLAGS)
+        .with_columns(pl.col("low", "high").cast(pl.Float64), pl.col("helpers").cast(pl.String))
+        .drop_nulls("return")
+        .unique(["setting", "method", "budget"], keep="first", maintain_order=True)
+        .sort(*PLACE, "method", "budget")
+    )
+
+
+@style.styled
+def draw(table: pl.DataFrame) -> Figure:
+    """Return against tokens above; below it all methods where the tokens end, best first."""
+    settings = _settings(table)[:MOST_SETTINGS]
+    order = ranking(table.filter(pl.col("setting").is_in(settings)))
+    figure, (curves, ends) = style.grid(2, len(settings), height=1.0)
+    lower = _LINE_INCHES * (len(order) + 1) + 0.5
+    ends[0].get_gridspec().set_height_ratios([2.2, lower])
+    figure.set_size_inches(style.PAGE, 2.2 + lower + 0.8)
+    for upper, below, setting in zip(curves, ends, settings, strict=True):
+        own = table.filter(setting=setting)
+        _draw_curves(upper, own)
+        upper.set_title(setting)
+        _draw_ends(below, own, order)
+        below.set_yticks(range(len(order)), [""] * len(order))
+    curves[0].set_ylabel("exact return")
+    ends[0].set_yticks(range(len(order)), [_name(table, method) for method in order])
+    for label, method in zip(ends[0].get_yticklabels(), order, strict=True):
+        label.set_color(_look(method)["color"] if method in NAMED else "black")
+    handles, texts = curves[0].get_legend_handles_labels()
+    figure.legend(handles, texts, loc="outside lower center", ncols=4)
+    return figure
+
+
+def ranking(table: pl.DataFrame) -> list[str]:
+    """The methods, best first: by the mean over settings of the share of what can be gained.
+
+    That is (return - start) / (best - start) at the last budget, the start being the lowest return
+    of any method at the first one. A method that is not in all settings counts where it is.
+    """
+    start = pl.col("return").filter(pl.col("budget") == pl.col("budget").min()).min()
+    share = (pl.col("return") - start) / (pl.col("best_return").first() - start)
+    shares = table.with_columns(share=share.over("setting")).filter(
+        pl.col("budget") == pl.col("budget").max().over("setting")
+    )
+    means = shares.group_by("method").agg(pl.col("share").mean())
+    return means.sort("share", "method", descending=[True, False])["method"].to_list()
+
+
+def _settings(table: pl.DataFrame) -> list[str]:
+    return table["setting"].unique(maintain_order=True).to_list()
+
+
+def _look(method: str) -> dict[str, Any]:
+    if method not in NAMED:
+        return {"color": _GREY, "marker": "o"}
+    place = NAMED.index(method)
+    return {"color": style.COLOURS[place], "marker": style.MARKERS[place]}
+
+
+def _name(table: pl.DataFrame, method: str) -> str:
+    """With an asterisk where it is reconstructed, a dagger where a helper knows the truth."""
+    row = table.filter(method=method).row(0, named=True)
+    return method + "*" * row["reconstructed"] + "†" * (row["helpers"] is not None)
+
+
+def _draw_curves(panel: Axes, own: pl.DataFrame) -> None:
+    panel.axhline(own["best_return"][0], color=style.MUTED, lw=0.8, ls=":")
+    others = own.filter(~pl.col("method").is_in(NAMED))
+    for _, rows in others.group_by("method", maintain_order=True):
+        panel.plot(rows["budget"], rows["return"], color=_GREY, lw=0.5, zorder=1)
+    for method in NAMED:
+        rows = own.filter(method=method)
+        if rows.is_empty():
+            continue
+        look = _look(method)
+        label = _name(own, method)
+        panel.plot(rows["budget"], rows["return"], label=label, markersize=3, **look)
+        band = rows.drop_nulls("low")
+        panel.fill_between(
+            band["budget"], band["low"], band["high"], color=look["color"], alpha=0.12, lw=0
+        )
+    panel.set_xscale("log")
+    style.plain_log_axis(panel.xaxis)
+    margin = 0.04 * (own["return"].max() - own["return"].min())
+    panel.set_ylim(own["return"].min() - margin, own["best_return"][0] + margin)
+    panel.set_xlabel("sampled tokens")
+
+
+def _draw_ends(panel: Axes, own: pl.DataFrame, order: Sequence[str]) -> None:
+    last = own.filter(pl.col("budget") == pl.col("budget").max())
+    panel.axvline(last["best_return"][0], color=style.MUTED, lw=0.8, ls=":")
+    for row in last.to_dicts():
+        place = order.index(row["method"])
+        look = _look(row["method"])
+        colour = look["color"] if row["method"] in NAMED else style.MUTED
+        if row["low"] is not None:
+            panel.hlines(place, row["low"], row["high"], color=colour, lw=1.0)
+        panel.plot(row["return"], place, color=colour, marker=look["marker"], markersize=3.2)
+    least, most = last["return"].min(), last["best_return"][0]
+    panel.set_xlim(least - 0.1 * (most - least), most + 0.06 * (most - least))
+    panel.set_ylim(len(order) - 0.4, -0.6)
+    panel.set_xlabel(f"return at {style.short_number(last['budget'][0])} tokens")
+
+
+def caption(table: pl.DataFrame) -> str:
+    """What the panels show, how steps were chosen and which settings were not drawn."""
+    last = table.filter(pl.col("budget") == pl.col("budget").max().over("setting"))
+    seeds = sorted(last["num_seeds"].unique().to_list())
+    text = (
+        "Exact return of a tabular policy against all tokens sampled so far, forks included. "
+        "Steps do not depend on the scale of credit; each seed uses the step size that did best "
+        "on the other seeds. Above: bands are 95% t intervals over "
+        f"{' or '.join(map(str, seeds))} seeds, grey lines the methods without a colour, dotted "
+        "the best policy. Below: all methods where the tokens end, ordered by the share of what "
+        "can be gained, a mean over panels; a method is missing where the world lacks what it "
+        "needs. A bar that leaves its panel is longer than it."
+    )
+    if table["reconstructed"].any():
+        text += " * Reconstructed from second-hand descriptions."
+    if table["helpers"].null_count() < len(table):
+        text += " † Reads a helper that the world computes from its exact solution."
+    edges = last.filter("is_edge", pl.col("updates") > 0)
+    if len(edges):
+        text += (
+            f" Step size most often chosen at an end of the grid: {len(edges)} of {len(last)} "
+            "methods and panels."
+        )
+    left_out = _settings(table)[MOST_SETTINGS:]
+    return text + (f" Settings in the table only: {', '.join(left_out)}." if left_out else "")

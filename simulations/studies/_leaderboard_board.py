@@ -1,0 +1,92 @@
+"""The board itself, and the differences between methods, from the leaderboard's curves."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtrit
+
+from simulations.studies._leaderboard_curves import FLAGS, IDENTITY, METRICS, Curve, read
+from twinstats.pairs import paired
+
+REFERENCES = ("twice", "vine")
+"""The methods that all others are compared with."""
+
+
+def board(settings: dict[str, dict[str, Curve]], budgets: Sequence[float]) -> list[dict[str, Any]]:
+    """Rows of `leaderboard`: every metric at every budget, with t intervals over seeds."""
+    return [
+        _board_row(curve, budget, metric)
+        for own in settings.values()
+        for curve in own.values()
+        for budget in budgets
+        for metric in METRICS
+    ]
+
+
+def _board_row(curve: Curve, budget: float, metric: str) -> dict[str, Any]:
+    values, reason = read(curve, metric, budget)
+    names = (*IDENTITY, "method", *FLAGS)
+    row = {name: curve.known[name] for name in names} | {"budget": budget, "metric": metric}
+    low = high = value = None
+    if len(values):
+        value = float(values.mean())
+    if len(values) > 1 and value is not None:
+        half = stdtrit(len(values) - 1, 0.975) * values.std(ddof=1) / np.sqrt(len(values))
+        low, high = value - float(half), value + float(half)
+    return row | {
+        "value": value,
+        "low": low,
+        "high": high,
+        "num_seeds": len(values),
+        "reason": reason,
+    }
+
+
+def differences(
+    settings: dict[str, dict[str, Curve]], budgets: Sequence[float]
+) -> list[dict[str, Any]]:
+    """Rows of `leaderboard_differences`, Holm's correction over all of a setting."""
+    found = []
+    for own in settings.values():
+        rows = [
+            _difference(curve, own[name], budget)
+            for name in REFERENCES
+            if name in own
+            for curve in own.values()
+            if curve.known["method"] != name
+            for budget in budgets
+        ]
+        found += _corrected(rows)
+    return found
+
+
+def _difference(curve: Curve, reference: Curve, budget: float) -> dict[str, Any]:
+    """The mean difference of squared errors at a budget, paired over seeds."""
+    name = reference.known["method"]
+    row = {key: curve.known[key] for key in (*IDENTITY, "method", *FLAGS)}
+    row |= {"reference": name, "budget": budget, "num_seeds": 0, "reason": None}
+    empty = dict.fromkeys(("difference", "low", "high", "pvalue"))
+    own, reason = read(curve, "mse", budget)
+    other, missing = read(reference, "mse", budget)
+    if reason is not None or missing is not None:
+        return row | empty | {"reason": reason or f"{name}: {missing}"}
+    result = paired(own, other, test="t")
+    low, high = result.confidence_interval(method="t") or (None, None)
+    reason = None if result.pvalue is not None else "one seed, or the same in all seeds"
+    return row | {
+        "difference": result.estimate,
+        "low": low,
+        "high": high,
+        "pvalue": result.pvalue,
+        "num_seeds": result.num_pairs,
+        "reason": reason,
+    }
+
+
+def _corrected(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    from statsmodels.stats.multitest import multipletests
+
+    pvalues = [row["pvalue"] for row in rows if row["pvalue"] is not None]
+    holm = iter(multipletests(pvalues, method="holm")[1].tolist() if pvalues else [])
+    return [row | {"pvalue_holm": None if row["pvalue"] is None else next(holm)} for row in rows]

@@ -1,0 +1,55 @@
+import pytest
+
+from paper import logs
+from paper.figures import simulated_learning
+from tests.paper import synthetic
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("learning") / "run"
+    run = synthetic.study_run(folder, learning=synthetic.learning_rows())
+    return simulated_learning.table([run])
+
+
+def test_numbers_are_those_of_the_log_without_nulls(table):
+    own = table.filter(method="twice", setting="chain-8")
+    assert own["budget"].to_list() == [100.0, 200.0]
+    assert own["return"].to_list() == pytest.approx([0.5, 1.1])
+    assert table.filter(method="grpo").is_empty()
+
+
+def test_methods_are_ranked_by_the_share_of_what_can_be_gained(table):
+    # of 1.5 above .5 on the chain and of .5 above .5 in the errand: .4, .3 and (.2 + .6) / 2 = .4
+    assert simulated_learning.ranking(table) == ["ppo", "twice", "rloo"]
+    errand = table.filter(setting="errand-8")
+    assert simulated_learning.ranking(errand) == ["ppo", "rloo"]
+
+
+def test_every_method_is_named_and_marked(table):
+    figure = simulated_learning.draw(table)
+    assert len(figure.axes) == 4
+    labels = [label.get_text() for label in figure.axes[2].get_yticklabels()]
+    assert labels == ["ppo†", "twice*", "rloo"]
+    assert figure.axes[0].get_legend_handles_labels()[1] == ["twice*", "rloo"]
+    text = simulated_learning.caption(table)
+    assert "* Reconstructed" in text and "† Reads" in text
+    assert "end of the grid: 1 of 5" in text
+
+
+def test_settings_that_do_not_fit_are_named(tmp_path):
+    rows = [
+        row | {"setting": f"chain-{number}"}
+        for number in range(5)
+        for row in synthetic.learning_rows()
+        if row["setting"] == "chain-8"
+    ]
+    table = simulated_learning.table([synthetic.study_run(tmp_path / "five", learning=rows)])
+    assert len(simulated_learning.draw(table).axes) == 8
+    assert "in the table only: chain-4." in simulated_learning.caption(table)
+
+
+def test_a_missing_study_is_named(tmp_path):
+    run = synthetic.study_run(tmp_path / "run", other=[{"x": 1}])
+    with pytest.raises(logs.MissingLogs, match="no learning in run"):
+        simulated_learning.table([run])
