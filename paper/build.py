@@ -1,6 +1,6 @@
-"""Writes figures from runs: PDF, PNG and the CSV each was drawn from, and what it was read from.
+"""Writes figures and tables from runs, with the CSV of each and what it was read from.
 
-The same logs give the same bytes. Leaves out what the figures show (`paper.figures`).
+The same logs give the same bytes. Leaves out what they show (`paper.figures`, `paper.tables`).
 """
 
 import os
@@ -15,6 +15,8 @@ import polars as pl
 
 from paper import logs, style
 from paper.figures import FIGURES, FigureModule
+from paper.tables import TABLES, TableModule
+from paper.tables.formats import latex, markdown
 from twinstats.errors import UsageError, unknown
 from twinstats.records import refuse_existing, write_json
 
@@ -26,24 +28,27 @@ class Built:
     Attributes:
         out: The folder.
         figures: Names of the figures that were drawn.
+        tables: Names of the tables that were written, each with `table_` before it.
         missing: For each of the others, why not and the command that makes its logs.
     """
 
     out: Path
     figures: tuple[str, ...]
+    tables: tuple[str, ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
 def build_figures(runs: Sequence[Path], out: Path, *, names: Sequence[str] | None = None) -> Built:
     """Draws figures into a new folder: NAME.pdf, NAME.png, NAME.csv, NAME.txt, `figures.json`.
 
-    `figures.json` holds for each figure its caption, and the SHA-256 of every log file it was read
-    from and of every file it was written to. A crash leaves no folder.
+    Tables go there too: table_NAME.tex, table_NAME.md, table_NAME.csv. `figures.json` holds for
+    each its caption, and the SHA-256 of every log file it was read from and of every file it was
+    written to. A crash leaves no folder.
 
     Args:
         runs: Runs, or folders that hold runs.
         out: A folder that does not exist or is empty.
-        names: Which figures; null means all whose logs are there.
+        names: Which figures; null means all whose logs are there, and all tables.
 
     Raises:
         UsageError: No run, an unknown figure, a folder that holds something, no logs for a figure
@@ -58,8 +63,14 @@ def build_figures(runs: Sequence[Path], out: Path, *, names: Sequence[str] | Non
     tables, missing = tables_of(wanted, folders)
     if missing and (names is not None or not tables):
         raise UsageError(" ".join(missing.values()))
-    _in_new_folder(out, tables, folders, missing)
-    return Built(out=out, figures=tuple(tables), missing=missing)
+    listed, absent = ({}, {}) if names is not None else _listed(folders)
+    _in_new_folder(out, tables, listed, folders, missing | absent)
+    return Built(
+        out=out,
+        figures=tuple(tables),
+        tables=tuple(f"table_{name}" for name in listed),
+        missing=missing | absent,
+    )
 
 
 def tables_of(
@@ -75,8 +86,23 @@ def tables_of(
     return tables, absent
 
 
+def _listed(runs: Sequence[Path]) -> tuple[dict[str, pl.DataFrame], dict[str, str]]:
+    """The same for `paper.tables`; what is missing has `table_` before its name."""
+    listed, absent = {}, {}
+    for name, module in TABLES.items():
+        try:
+            listed[name] = module.table(runs)
+        except logs.MissingLogs as error:
+            absent[f"table_{name}"] = f"table {error}"
+    return listed, absent
+
+
 def _in_new_folder(
-    out: Path, tables: Mapping[str, pl.DataFrame], runs: Sequence[Path], missing: Mapping[str, str]
+    out: Path,
+    tables: Mapping[str, pl.DataFrame],
+    listed: Mapping[str, pl.DataFrame],
+    runs: Sequence[Path],
+    missing: Mapping[str, str],
 ) -> None:
     """Writes everything beside `out`, then gives it its name."""
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -90,6 +116,10 @@ def _in_new_folder(
         content = {
             "matplotlib": matplotlib.__version__,
             "figures": written,
+            "tables": {
+                name: _write_table(TABLES[name], name, table, workplace, runs)
+                for name, table in listed.items()
+            },
             "missing": dict(missing),
         }
         write_json(workplace / "figures.json", content)
@@ -111,8 +141,26 @@ def _write_figure(
     caption = module.caption(table)
     (folder / f"{name}.txt").write_text(caption + "\n", encoding="utf-8")
     files = [folder / f"{name}.{kind}" for kind in ("csv", "pdf", "png", "txt")]
+    return _described(caption, files, runs, module.NEEDS)
+
+
+def _write_table(
+    module: TableModule, name: str, table: pl.DataFrame, folder: Path, runs: Sequence[Path]
+) -> dict[str, Any]:
+    """Writes one table's files; what `figures.json` says of it."""
+    shown, caption = module.show(table), module.caption(table)
+    files = [folder / f"table_{name}.{kind}" for kind in ("csv", "md", "tex")]
+    table.write_csv(files[0])
+    files[1].write_text(markdown(shown, caption), encoding="utf-8")
+    files[2].write_text(latex(shown, caption), encoding="utf-8")
+    return _described(caption, files, runs, module.NEEDS)
+
+
+def _described(
+    caption: str, files: Sequence[Path], runs: Sequence[Path], needs: Sequence[str]
+) -> dict[str, Any]:
     return {
         "caption": caption,
         "files": {file.name: logs.digest(file.read_bytes()) for file in files},
-        "logs": logs.digests(runs, module.NEEDS),
+        "logs": logs.digests(runs, needs),
     }

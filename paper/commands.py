@@ -15,12 +15,14 @@ def figures(
         list[str] | None, typer.Option("--figure", help="A figure by name; may be repeated.")
     ] = None,
 ) -> None:
-    """Draws figures from logs: PDF, PNG and the CSV each was drawn from."""
+    """Draws figures from logs: PDF, PNG and the CSV each was drawn from; tables beside them."""
     from paper.build import build_figures
 
     built = build_figures(runs, out, names=only or None)
     for name in built.figures:
         typer.echo(f"{name}: {out / name}.pdf")
+    for name in built.tables:
+        typer.echo(f"{name}: {out / name}.md")
     for reason in built.missing.values():
         typer.echo(f"not drawn: {reason}", err=True)
 

@@ -106,7 +106,8 @@ def residual_logits(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 def _probabilities(logits: np.ndarray, temperature: np.ndarray) -> np.ndarray:
     scaled = logits.astype(np.float64)
     scaled -= scaled.max(axis=1, keepdims=True, initial=-np.inf)
-    scaled /= temperature[:, None]
+    with np.errstate(over="ignore"):  # what is far below the largest may become -inf
+        scaled /= temperature[:, None]
     np.exp(scaled, out=scaled)
     scaled /= scaled.sum(axis=1, keepdims=True)
     return scaled

@@ -13,12 +13,20 @@ Leaves out which episode uses which key (`keys`).
 """
 
 import hashlib
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
+from twinstats._gumbel_blocks import (
+    BLOCK,
+    Rows,
+    below,
+    block_peaks,
+    block_sample,
+    headers,
+    likeliest,
+    pair_lane,
+)
 from twinstats._noise_keys import KeyColumns, NoiseKey, check_word, is_whole
 from twinstats._numbers import float_array
 from twinstats.philox import uniform52
@@ -32,17 +40,13 @@ __all__ = [
     "checked_rows",
     "generator",
     "gumbel",
+    "gumbels",
     "is_whole",
     "sample",
     "truncate",
     "uniform",
     "uniforms",
 ]
-
-BLOCK = 256
-_PAIR_LANE = 2**31
-_LOG_BLOCK = math.log(BLOCK)
-_Words = tuple[np.ndarray, ...]
 
 
 def generator(seed: int, purpose: str, step: int = 0) -> np.random.Generator:
@@ -105,29 +109,19 @@ def gumbel(key: NoiseKey, position: int, ids: np.ndarray | Sequence[int]) -> np.
     tokens = np.asarray(ids, np.int64)
     flat = tokens.reshape(-1)
     keys, at = KeyColumns.of([key]), np.array([position])
-    maximum, winner = _headers(keys.blocks(flat // BLOCK, at), flat // BLOCK)
-    return _below(keys.blocks(_pair_lane(flat), at), flat, maximum, winner).reshape(tokens.shape)
+    maximum, winner = headers(keys.blocks(flat // BLOCK, at), flat // BLOCK)
+    return below(keys.blocks(pair_lane(flat), at), flat, maximum, winner).reshape(tokens.shape)
 
 
-def _headers(words: _Words, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Maximum of each block and the id that attains it, from the words at lane `block`."""
-    w0, w1, w2, _ = words
-    maximum = -np.log(-np.log(uniform52(w0, w1))) + _LOG_BLOCK
-    return maximum, block * BLOCK + (w2 >> np.uint64(24)).astype(np.int64)
-
-
-def _pair_lane(ids: np.ndarray) -> np.ndarray:
-    """Where the words of ids below their block's maximum are."""
-    return _PAIR_LANE + (ids >> 1)
-
-
-def _below(words: _Words, ids: np.ndarray, maximum: np.ndarray, winner: np.ndarray) -> np.ndarray:
-    """Noise of each id, from its words and its block's header: Gumbel truncated at the maximum."""
-    w0, w1, w2, w3 = words
-    odd = (ids & 1).astype(bool)
-    uniform_ = uniform52(np.where(odd, w2, w0), np.where(odd, w3, w1))
-    value = -np.log(np.exp(-maximum) - np.log(uniform_))
-    return np.where(ids == winner, maximum, np.minimum(value, maximum))
+def gumbels(keys: KeyColumns, position: int, size: int) -> np.ndarray:
+    """Gumbel noise of token ids 0..size-1 for each of many keys; equals `gumbel` key by key."""
+    ids = np.arange(size)
+    blocks, pairs = np.arange(-(-size // BLOCK)), np.unique(pair_lane(ids))
+    column = keys.take(np.arange(len(keys))[:, None])
+    words = column.blocks(np.concatenate((blocks, pairs)), np.array(position))
+    maximum, winner = headers(tuple(word[:, : len(blocks)] for word in words), blocks)
+    own = tuple(word[:, len(blocks) + (ids >> 1)] for word in words)
+    return below(own, ids, maximum[:, ids // BLOCK], winner[:, ids // BLOCK])
 
 
 class LogitsError(ValueError):
@@ -175,18 +169,18 @@ def sample(
     if logits.ndim != 2:
         raise ValueError(f"`logits` must be (rows, vocabulary), got {logits.shape}.")
     columns, at, temperatures = checked_rows(len(logits), keys, positions, temperature)
-    peaks = _block_peaks(logits)
+    peaks = block_peaks(logits)
     check_logits(peaks, keys, temperatures)
-    likeliest = _likeliest(logits, peaks)
+    ids = likeliest(logits, peaks)
     warm = np.flatnonzero(temperatures > 0)
     if not len(warm):
-        return likeliest
-    rows = _Rows(logits, columns, at, temperatures)
+        return ids
+    rows = Rows(logits, columns, at, temperatures)
     with np.errstate(over="ignore"):  # what is far below the largest may become -inf
         if len(warm) == len(logits):
-            return _block_sample(rows, peaks, likeliest)
-        likeliest[warm] = _block_sample(rows.take(warm), peaks[warm], likeliest[warm])
-    return likeliest
+            return block_sample(rows, peaks, ids)
+        ids[warm] = block_sample(rows.take(warm), peaks[warm], ids[warm])
+    return ids
 
 
 def _real(logits: np.ndarray) -> np.ndarray:
@@ -196,48 +190,6 @@ def _real(logits: np.ndarray) -> np.ndarray:
     if array.dtype.kind not in "fiu":
         raise ValueError(f"`logits` must hold real numbers, got {array.dtype}.")
     return array
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """What `sample` works on: logits, keys, positions and temperatures, one a row."""
-
-    logits: np.ndarray
-    keys: KeyColumns
-    positions: np.ndarray
-    temperature: np.ndarray
-
-    def take(self, index: np.ndarray) -> "_Rows":
-        keys = self.keys.take(index)
-        return _Rows(self.logits[index], keys, self.positions[index], self.temperature[index])
-
-    def words(self, row: np.ndarray, lane: np.ndarray) -> _Words:
-        return self.keys.take(row).blocks(lane, self.positions[row])
-
-    def scaled(self, row: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        return np.asarray(self.logits[row, ids].astype(np.float64) / self.temperature[row])
-
-
-def _block_sample(rows: _Rows, peaks: np.ndarray, likeliest: np.ndarray) -> np.ndarray:
-    """The winners, given the largest logit of each block and of each row."""
-    num_rows, num_blocks = peaks.shape
-    row, block = np.arange(num_rows), np.arange(num_blocks)
-    # One draw for the headers and for the likeliest token, whose score rules out almost every
-    # block of a peaked row.
-    lanes = np.broadcast_to(block, peaks.shape)
-    lanes = np.concatenate((lanes, _pair_lane(likeliest)[:, None]), axis=1)
-    words = rows.words(row[:, None], lanes)
-    maximum, winner = _headers(tuple(word[:, :-1] for word in words), block)
-    at = row, likeliest // BLOCK
-    noise = _below(tuple(word[:, -1] for word in words), likeliest, maximum[at], winner[at])
-    inside = (winner < rows.logits.shape[1]).nonzero()
-    reached = np.full(peaks.shape, -np.inf)
-    reached[inside] = rows.scaled(inside[0], winner[inside]) + maximum[inside]
-    best = np.maximum(reached.max(axis=1), rows.scaled(row, likeliest) + noise)
-    row, ids = _candidates(rows, peaks, maximum, best)
-    at = row, ids // BLOCK
-    noise = _below(rows.words(row, _pair_lane(ids)), ids, maximum[at], winner[at])
-    return _winners(row, ids, rows.scaled(row, ids) + noise, num_rows)
 
 
 def checked_rows(
@@ -312,69 +264,6 @@ def _place(keys: Sequence[NoiseKey] | KeyColumns | None, row: np.integer) -> str
     """Where a row's fault is: its number, and its key where the caller named it."""
     named = "" if keys is None or isinstance(keys, KeyColumns) else f" ({keys[int(row)]})"
     return f"in row {row}{named}"
-
-
-def _block_peaks(logits: np.ndarray) -> np.ndarray:
-    """The largest logit of each block, (rows, blocks), float64; NaN where the block has one."""
-    starts = np.arange(0, logits.shape[1], BLOCK)
-    return np.maximum.reduceat(logits, starts, axis=1).astype(np.float64)
-
-
-def _likeliest(logits: np.ndarray, peaks: np.ndarray) -> np.ndarray:
-    """The id of each row's largest logit, the lowest on ties."""
-    first = peaks.argmax(axis=1) * BLOCK if len(peaks) else np.zeros(0, np.int64)
-    ids = np.minimum(first[:, None] + np.arange(BLOCK), logits.shape[1] - 1)
-    return np.asarray(first + np.take_along_axis(logits, ids, axis=1).argmax(axis=1))
-
-
-def _candidates(
-    rows: _Rows, peaks: np.ndarray, maximum: np.ndarray, best: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens whose score could reach their row's best: row and id, sorted by row, then id.
-
-    A score is never above logit / T + the block's maximum, in rounding too.
-    """
-    alive = peaks / rows.temperature[:, None] + maximum >= best[:, None]
-    found = [
-        (row[wins], block[wins] * BLOCK + offset)
-        for row, block, scaled in _living_blocks(rows, alive)
-        for wins, offset in [
-            ((scaled > -np.inf) & (scaled + maximum[row, block, None] >= best[row, None])).nonzero()
-        ]
-    ]
-    row, ids = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    order = np.argsort(row, kind="stable")
-    return row[order], ids[order]
-
-
-def _living_blocks(
-    rows: _Rows, alive: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Row, block and logits / T of the blocks that are alive, a bounded number at a time."""
-    for first, blocks in _slabs(rows.logits):
-        row, block = alive[:, first : first + blocks.shape[1]].nonzero()
-        for start in range(0, len(row), 4096):
-            r, b = row[start : start + 4096], block[start : start + 4096]
-            yield r, first + b, blocks[r, b].astype(np.float64) / rows.temperature[r, None]
-
-
-def _slabs(logits: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Views (rows, blocks, width) with the number of their first block; a short last block apart.
-
-    Blocks are copied out of a view far faster than tokens are gathered by their ids.
-    """
-    size = logits.shape[1]
-    whole = size // BLOCK * BLOCK
-    for begin, end, width in ((0, whole, BLOCK), (whole, size, size - whole)):
-        if begin < end:
-            yield begin // BLOCK, logits[:, begin:end].reshape(len(logits), -1, width)
-
-
-def _winners(row: np.ndarray, ids: np.ndarray, score: np.ndarray, num_rows: int) -> np.ndarray:
-    """The id of each row's best score, the lowest on ties; entries are sorted by row, then id."""
-    best = np.maximum.reduceat(score, np.searchsorted(row, np.arange(num_rows)))
-    hits = np.flatnonzero(score == best[row])
-    return np.asarray(ids[hits[np.searchsorted(row[hits], np.arange(num_rows))]])
 
 
 def truncate(

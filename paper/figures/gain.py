@@ -185,7 +185,16 @@ def _draw_dial(panel: Axes, rows: pl.DataFrame, name: str) -> None:
 def _draw_cells(panel: Axes, rows: pl.DataFrame, name: str) -> None:
     for world, look in WORLD_LOOKS.items():
         own = rows.filter(series=world).drop_nulls(["place", "value"])
-        panel.plot(own["place"], own["value"], ls="", alpha=0.6, markersize=2.2, mew=0, **look)
+        panel.plot(
+            own["place"],
+            own["value"],
+            ls="",
+            alpha=0.6,
+            markersize=2.2,
+            mew=0,
+            rasterized=True,
+            **look,
+        )
     if name == "untouched":
         place = np.linspace(0, 0.99, 200)
         panel.plot(place, 1 / (1 - place), color=LOOKS["rule"]["color"], ls="--", lw=1.2)
@@ -200,7 +209,9 @@ def _draw_agent(panel: Axes, rows: pl.DataFrame) -> None:
     panel.set_title("agent")
     panel.set_xlabel("part forked at")
     if rows.is_empty():
-        panel.text(0.5, 0.5, "no logs", ha="center", transform=panel.transAxes)
+        panel.text(
+            0.5, 0.5, "no training run in parts", ha="center", fontsize=7, transform=panel.transAxes
+        )
         panel.set_axis_off()
         return
     measured = rows.filter(series="measured").drop_nulls("value")

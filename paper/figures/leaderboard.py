@@ -27,11 +27,8 @@ LABELLED = (
     "vine_coupled",
     "twice_draws",
     "rloo",
-    "gigpo",
-    "t2spo",
-    "ppo",
 )
-"""The methods that have a colour of their own; the others are thin grey lines."""
+"""The methods that have a colour of their own (there are seven); the others are thin grey lines."""
 
 MOST_SETTINGS = 6
 PLACE = ["world", "horizon", "density", "setting"]

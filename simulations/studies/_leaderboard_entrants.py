@@ -153,7 +153,8 @@ def _variant(method: str, knob: str = "twins", *, claims: bool = True, **options
 VARIANTS: dict[str, Entrant] = {
     "twice_two_sided": _variant("twice", two_sided=True),
     "twice_different": _variant("twice", different=True),
-    "twice_draws": _variant("twice", "draws", twins=2),
+    "twice_draws": _variant("twice", "draws"),
+    "twice_draws_different": _variant("twice", "draws", different=True),
     "twice_maximal": _variant("twice", coupling="maximal"),
     "twice_variate": _variant("twice", claims=False, control_variate=True),
     "twice_shared": _variant("twice_shared"),

@@ -169,7 +169,7 @@ DEMO = (
     Setting(world=_BANDIT, sweep=_BRIEF, num_tasks=8, num_steps=1, num_burned=1),
     Setting(world=_chain(8, 0.3), sweep=_BRIEF, num_tasks=4, num_steps=1, num_burned=1),
 )
-SEEDS = {"full": 20, "quick": 5, "demo": 4}
+SEEDS = {"full": 20, "quick": 5, "demo": 3}
 
 
 class _Stage:

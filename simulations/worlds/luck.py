@@ -8,22 +8,9 @@ from collections.abc import Callable
 import numpy as np
 
 from simulations.worlds.slots import at_slots
-from twinstats.noise import BLOCK, KeyColumns, _below, _headers, _pair_lane
+from twinstats.noise import KeyColumns
 
 _DRAWN_AHEAD = 20_000  # turns of walks drawn in one call
-
-
-def gumbels(keys: KeyColumns, position: int, size: int) -> np.ndarray:
-    """Gumbel noise of token ids 0..size-1 for each of many keys; equals `gumbel` key by key."""
-    ids = np.arange(size)
-    blocks, pairs = np.arange(-(-size // BLOCK)), np.unique(_pair_lane(ids))
-    k0, k1 = keys.words
-    columns = KeyColumns((k0[:, None], k1[:, None]), keys.turn_luck[:, None], keys.row[:, None])
-    words = columns.blocks(np.concatenate((blocks, pairs)), np.array(position))
-    headers = tuple(word[:, : len(blocks)] for word in words)
-    maximum, winner = _headers(headers, blocks)
-    own = tuple(word[:, len(blocks) + (ids >> 1)] for word in words)
-    return _below(own, ids, maximum[:, ids // BLOCK], winner[:, ids // BLOCK])
 
 
 class Ahead:

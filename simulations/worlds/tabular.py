@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simulations.worlds.checks import refuse_coupling
-from simulations.worlds.luck import Ahead, gumbels
+from simulations.worlds.luck import Ahead
 from simulations.worlds.slots import at_slots
 from simulations.worlds.tabular_model import TabularModel, TabularValues, log_softmax, solve
 from simulations.worlds.tabular_needs import Labels, Provider, Quality
 from twinstats.episodes import DIFFERENT, KEEP, RESAMPLE, Episode, Fork, Task, Turn
 from twinstats.keys import FACTUAL, Stream, Streams, fork_streams
-from twinstats.noise import KeyColumns, check_logits, sample, uniforms
+from twinstats.noise import KeyColumns, check_logits, gumbels, sample, uniforms
 
 _COIN, _END = 0, 1  # lanes of the environment's uniforms
 

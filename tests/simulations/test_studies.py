@@ -193,7 +193,7 @@ def test_keys_by_turn_keep_their_luck_where_lengths_differ(quick):
         assert kept > 0.5
         for keying in ("position", "generator"):
             assert same[keying, "different", far]["high"] < 0.35
-            assert same[keying, "different", 0]["value"] > 0.7
+            assert same[keying, "different", 0]["value"] > 0.5
     fresh = keys_found(quick["keys"], "later_equal_fresh")
     assert all(row["value"] < 0.2 for row in fresh.values())
     gain, raw = (keys_found(quick["keys"], name) for name in ("gain_deduplicated", "gain"))

@@ -6,12 +6,11 @@ import pytest
 
 from simulations.worlds.chain import Chain
 from simulations.worlds.chain_model import ChainSetting
-from simulations.worlds.luck import gumbels
 from simulations.worlds.tabular_model import ReturnLaw, solve
 from tests.simulations.toy import ACTIONS, STATES, TURNS, random_model, toy, ways
 from twinstats.episodes import DIFFERENT, FRESH, KEEP, SHARED, Fork, Task
 from twinstats.keys import Stream
-from twinstats.noise import KeyColumns, LogitsError, NoiseKey, gumbel, sample, uniform
+from twinstats.noise import KeyColumns, LogitsError, NoiseKey, gumbel, gumbels, sample, uniform
 from twinstats.rows import null_disagreements
 
 

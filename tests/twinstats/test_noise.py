@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from tests.golden import GOLDEN, IDS
-from twinstats import noise
+from twinstats import _gumbel_blocks
 from twinstats.noise import (
     BLOCK,
     KeyColumns,
@@ -98,12 +98,14 @@ def test_noise_of_an_id_does_not_depend_on_the_other_ids():
 
 def test_rounding_lifts_no_noise_above_its_blocks_maximum(monkeypatch):
     """Skipping blocks rests on it: at uniforms near 1 the formula alone gives a bit more."""
-    monkeypatch.setattr(noise, "uniform52", lambda high, low: np.full(high.shape, 1 - 2.0**-53))
+    monkeypatch.setattr(
+        _gumbel_blocks, "uniform52", lambda high, low: np.full(high.shape, 1 - 2.0**-53)
+    )
     maximum = np.linspace(-2, 30, 5000)
     unclamped = -np.log(np.exp(-maximum) - np.log(1 - 2.0**-53))
     assert (unclamped > maximum).any()
     zeros = np.zeros(5000, np.int64)
-    below = noise._below((zeros.astype(np.uint64),) * 4, zeros, maximum, zeros + 1)
+    below = _gumbel_blocks.below((zeros.astype(np.uint64),) * 4, zeros, maximum, zeros + 1)
     assert (below <= maximum).all()
 
 
@@ -287,13 +289,13 @@ def test_masked_tokens_are_never_looked_into(monkeypatch, live):
     logits = np.full((30, 50_000), -np.inf)
     logits[:, np.arange(live) * 10_000 + 7] = 0.0
     looked = []
-    below = noise._below
+    below = _gumbel_blocks.below
 
     def counted(words, ids, maximum, winner):
         looked.append(len(ids))
         return below(words, ids, maximum, winner)
 
-    monkeypatch.setattr(noise, "_below", counted)
+    monkeypatch.setattr(_gumbel_blocks, "below", counted)
     sample(logits, [NoiseKey(0, 0, row, 0) for row in range(30)], [0] * 30)
     assert 30 <= sum(looked) <= 30 * (live + 1)
 
