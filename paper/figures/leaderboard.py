@@ -148,9 +148,7 @@ def caption(table: pl.DataFrame) -> str:
     if not table["estimates_advantage"].all():
         text += " Open markers: the method's scale does not estimate the advantage."
     shown = table.filter(metric=METRIC)
-    others = sorted(
-        set(shown.drop_nulls("value")["method"].unique().to_list()) - {*LABELLED}
-    )
+    others = sorted(set(shown.drop_nulls("value")["method"].unique().to_list()) - {*LABELLED})
     if others:
         text += f" Grey: {', '.join(_marked(table, others))}."
     if table["reconstructed"].any():

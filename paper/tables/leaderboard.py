@@ -34,7 +34,8 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     found = [logs.read(runs, name) for name in NEEDS]
     board, tokens, differences = found
     if board is None or tokens is None or differences is None:
-        raise logs.missing("leaderboard", NEEDS, runs, COMMAND)
+        absent = [name for name, own in zip(NEEDS, found, strict=True) if own is None]
+        raise logs.missing("leaderboard", absent, runs, COMMAND)
     keep = [*KEY, "metric", "ratio", "low", "high", "is_bound", "reason"]
     tokens = tokens.select(keep).rename(
         {"low": "ratio_low", "high": "ratio_high", "reason": "tokens_reason"}
@@ -65,7 +66,9 @@ def show(table: pl.DataFrame) -> pl.DataFrame:
     own = table.filter(metric=METRIC)
     rows = []
     for (setting,), part in own.group_by("setting", maintain_order=True):
-        methods = {str(name): rest for (name,), rest in part.group_by("method", maintain_order=True)}
+        methods = {
+            str(name): rest for (name,), rest in part.group_by("method", maintain_order=True)
+        }
         for name in sorted(methods, key=lambda method: _place(methods[method])):
             rows.append({"setting": str(setting)} | _line(name, methods[name]))
     return pl.DataFrame(rows)

@@ -61,12 +61,12 @@ def _method_rows(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for place in met.tolist():
         mean, stderr, half = simultaneous(total[place], square[place], groups, len(met))
         unit = turns[place] / groups * np.sqrt(size)
-        bias, half = mean / unit, half / unit
+        bias, half = float(mean / unit), float(half / unit)
         rows.append(
             {
                 "place": "all" if place == len(turns) - 1 else f"action {place}",
                 "bias": bias,
-                "stderr": stderr / unit,
+                "stderr": float(stderr / unit),
                 "low": bias - half,
                 "high": bias + half,
                 "margin": MARGIN,

@@ -18,6 +18,7 @@ NUM_DRAWS = 2000
 ERRORS = ("mse", "mse_scaled")
 """As the methods give it, and after the best scale: free-scale methods have the second only."""
 _ROUNDING = 1 + 1e-9
+_LEAST = 1e-12  # an error of 0 has no logarithm
 FORMS = {
     "twins": ("independent_raw", "independent", "twice"),
     "budget": ("independent_raw_budget", "independent_budget", "twice_budget"),
@@ -86,7 +87,7 @@ def _target(own: dict[str, Curve], metric: str) -> _Target | None:
     return _Target(
         metric=metric,
         weights=weights,
-        error=weights @ curve.metrics[metric][:, at],
+        error=np.maximum(weights @ curve.metrics[metric][:, at], _LEAST),
         tokens=weights @ curve.columns["auxiliary_tokens"][:, at],
     )
 
@@ -97,7 +98,7 @@ def _needed(curve: Curve, target: _Target) -> _Needed:
     order = np.argsort(columns["tokens"].mean(axis=0), kind="stable")
     tokens = target.weights @ columns["tokens"][:, order]
     base = target.weights @ columns["base_tokens"][:, order]
-    error = target.weights @ curve.metrics[target.metric][:, order]
+    error = np.maximum(target.weights @ curve.metrics[target.metric][:, order], _LEAST)
     meets = error <= _ROUNDING * target.error[:, None]
     first = meets.argmax(axis=1)
     row = np.arange(len(first))

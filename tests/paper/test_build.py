@@ -7,6 +7,7 @@ import pytest
 from paper import logs
 from paper.build import build_figures
 from paper.figures import FIGURES
+from paper.tables import TABLES
 from tests.paper import synthetic
 from twinstats.errors import UsageError
 
@@ -20,6 +21,7 @@ def test_every_figure_has_its_files_and_no_other(built):
     assert built.figures == tuple(FIGURES)
     kinds = ("csv", "pdf", "png", "txt")
     expected = {f"{name}.{kind}" for name in FIGURES for kind in kinds} | {"figures.json"}
+    expected |= {f"table_{name}.{kind}" for name in TABLES for kind in ("csv", "md", "tex")}
     assert {file.name for file in built.out.iterdir()} == expected
     assert not list(built.out.parent.glob(".*"))
 
@@ -35,6 +37,10 @@ def test_every_log_part_and_file_has_its_digest(built, all_runs):
     for name, module in FIGURES.items():
         assert content["figures"][name]["logs"] == logs.digests(runs, module.NEEDS)
         for file, digest in content["figures"][name]["files"].items():
+            assert logs.digest((built.out / file).read_bytes()) == digest
+    for name, module in TABLES.items():
+        assert content["tables"][name]["logs"] == logs.digests(runs, module.NEEDS)
+        for file, digest in content["tables"][name]["files"].items():
             assert logs.digest((built.out / file).read_bytes()) == digest
     used = content["figures"]["variance"]["logs"]
     assert "studies/variance/step-00000000.parquet" in used
@@ -73,7 +79,11 @@ def test_figures_without_logs_are_listed_and_the_rest_is_drawn(tmp_path):
     assert built.missing["learning"] == (
         "learning: no metrics in run; make it with `twice train RECIPE --out runs/NAME`."
     )
-    assert set(built.missing) == set(FIGURES) - {"leaderboard"}
+    assert set(built.missing) == set(FIGURES) - {"leaderboard"} | {"table_leaderboard"}
+    assert built.missing["table_leaderboard"] == (
+        "table leaderboard: no leaderboard_tokens or leaderboard_differences in run; "
+        "make it with `twice simulate leaderboard --out runs/leaderboard`."
+    )
 
 
 def test_a_figure_asked_for_by_name_needs_its_logs(tmp_path):

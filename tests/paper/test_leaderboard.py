@@ -1,6 +1,6 @@
 import pytest
 
-from paper import logs
+from paper import logs, style
 from paper.figures import leaderboard
 from tests.paper import synthetic
 
@@ -19,33 +19,58 @@ def test_numbers_are_those_of_the_log(table):
 
 
 def test_what_has_no_place_on_the_axes_is_counted(table):
-    assert table.filter(~table["is_drawn"])["method"].to_list() == ["rloo", "rloo"]
+    left_out = table.filter(~table["is_drawn"], metric="mse_scaled")
+    assert left_out["method"].to_list() == ["rloo"]
     assert "not on a log axis: 1 dropped" in leaderboard.caption(table)
-    assert "no point at budgets" in leaderboard.caption(table)
+    assert "no point at budgets" not in leaderboard.caption(table)
 
 
 def test_reconstructed_methods_are_marked(table):
     labels = leaderboard.draw(table).axes[0].get_legend_handles_labels()[1]
-    assert labels == ["rloo", "twice*"]
+    assert sorted(labels) == ["rloo", "twice*"]
     assert "* Reconstructed" in leaderboard.caption(table)
 
 
 def test_a_scale_that_is_no_advantage_is_said(tmp_path):
     rows = [row | {"estimates_advantage": False} for row in synthetic.leaderboard_rows()]
     table = leaderboard.table([synthetic.study_run(tmp_path / "other", leaderboard=rows)])
-    assert "one least-squares scale" in leaderboard.caption(table)
+    assert "scale does not estimate the advantage" in leaderboard.caption(table)
 
 
-def test_settings_that_do_not_fit_are_named(tmp_path):
+def test_methods_without_a_colour_are_grey_and_named(tmp_path):
+    rows = [
+        row | {"method": f"new {number}", "reconstructed": number == 1}
+        for number in range(2)
+        for row in synthetic.leaderboard_rows()
+        if row["method"] == "twice"
+    ]
+    rows += synthetic.leaderboard_rows()
+    table = leaderboard.table([synthetic.study_run(tmp_path / "other", leaderboard=rows)])
+    figure = leaderboard.draw(table)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()][-1] == "others"
+    assert "Grey: new 0, new 1*." in leaderboard.caption(table)
+    grey = [line for line in figure.axes[0].lines if line.get_label() == "others"]
+    assert [line.get_ydata().tolist() for line in grey] == [[0.5, 0.25]] * 2
+
+
+def test_colours_tell_the_labelled_methods_apart():
+    looks = style.looks(leaderboard.LABELLED)
+    assert len({look["color"] for look in looks.values()}) == len(leaderboard.LABELLED)
+
+
+def test_settings_that_do_not_fit_are_named_and_every_world_has_a_panel(tmp_path):
     rows = [
         row | {"setting": f"chain-{horizon}", "horizon": horizon}
-        for horizon in (4, 8, 16, 32)
+        for horizon in (4, 8, 16, 32, 48, 64)
         for row in synthetic.leaderboard_rows()
     ]
-    table = leaderboard.table([synthetic.study_run(tmp_path / "four", leaderboard=rows)])
-    assert table["setting"].n_unique() == 4
-    assert "in the table only: chain-32." in leaderboard.caption(table)
-    assert len(leaderboard.draw(table).axes) == 6
+    rows += [row | {"setting": "z", "world": "zoo"} for row in synthetic.leaderboard_rows()]
+    table = leaderboard.table([synthetic.study_run(tmp_path / "seven", leaderboard=rows)])
+    assert table["setting"].n_unique() == 7
+    assert "in the table only: chain-64." in leaderboard.caption(table)
+    titles = [panel.get_title() for panel in leaderboard.draw(table).axes]
+    assert titles == [f"chain-{horizon}" for horizon in (4, 8, 16, 32, 48)] + ["z"]
 
 
 def test_a_missing_study_is_named(tmp_path):

@@ -7,17 +7,21 @@ from simulations.studies import (
     STUDIES,
     complexity,
     keys,
-    leaderboard,
     load_study,
     unbiased,
     variance,
 )
-from simulations.studies.leaderboard import ENTRANTS, METRICS, summarise
+from tests.simulations.boards import small_board
+from tests.simulations.curves import small_curves
 from twinstats.power import pairs_needed
 from twinstats.sequential import PairedSequence
 
 
 def quick_rows(name):
+    if name == "leaderboard":  # its quick settings take minutes
+        return small_board()
+    if name == "learning":  # and so do these
+        return small_curves()
     study = load_study(name)
     seeds = range(study.SEEDS["quick"])
     return [row for setting in study.QUICK for seed in seeds for row in study.run(setting, seed)]
@@ -110,72 +114,6 @@ def test_twins_are_linear_where_smooth_and_quadratic_where_they_cancel():
     assert "hit the cap" in fits["smooth", "fresh", "stopping"]["reason"]
     power = next(r for r in rows if r["reading"] == "power" and r["effect"] < 0.1)
     assert power["pairs"] == pairs_needed(power["effect"], discordance=power["discordance"])
-
-
-def test_leaderboard_has_every_method_and_metric(quick):
-    rows = summarise(quick["leaderboard"])["leaderboard"]
-    assert {row["method"] for row in rows} == set(ENTRANTS)
-    assert {row["metric"] for row in rows} == set(METRICS)
-    for row in rows:
-        blank = row["metric"] in ("bias", "variance") and not row["estimates_advantage"]
-        assert not (blank and row["value"] is not None)
-        assert (row["value"] is None) == (row["reason"] is not None)
-    assert {row["method"] for row in rows if row["reconstructed"]} == {"twice", "budget"}
-
-
-def point(method, seed, tokens, credit):
-    truth = np.array([1.0, -1.0])
-    return {
-        "setting": "s",
-        "world": "chain",
-        "horizon": 2,
-        "density": 1.0,
-        "seed": seed,
-        "method": method,
-        "knob": tokens,
-        "estimates_advantage": method != "grpo",
-        "reconstructed": False,
-        "tokens": tokens,
-        "auxiliary_tokens": 0.0,
-        "base_tokens": 1.0,
-        "num_turns": 2.0,
-        "error": float((credit - truth).sum()),
-        "credit_square": float(credit @ credit),
-        "credit_truth": float(credit @ truth),
-        "truth_square": 2.0,
-        "sign_accuracy": 1.0,
-        "kendall": 1.0,
-        "cosine": 0.5,
-    }
-
-
-def test_leaderboard_by_hand():
-    """Two seeds, two points of tokens 1 and 4; budget 2 is half way in log tokens."""
-    rows = []
-    for method in ("rloo", "grpo"):
-        for seed, size in ((0, 2.0), (1, 4.0)):
-            rows.append(point(method, seed, 1.0, np.array([size, -size])))
-            rows.append(point(method, seed, 4.0, np.array([size, 0.0])))
-    found = {
-        (r["method"], r["metric"]): r["value"]
-        for r in summarise(rows)["leaderboard"]
-        if r["budget"] == 2.0
-    }
-    # errors (1, -1), (1, 1) of seed 0 and (3, -3), (3, 1) of seed 1; the mean of A^2 is 1
-    assert found["rloo", "mse"] == pytest.approx(np.mean([(1 + 1) / 2, (9 + 5) / 2]))
-    assert found["rloo", "bias"] == pytest.approx(np.mean([(0 + 1) / 2, (0 + 2) / 2]))
-    assert found["rloo", "variance"] == pytest.approx(np.mean([(1 + 0) / 2, (9 + 1) / 2]))
-    # the other seed's scales: 1/4 for seed 0 and 1/2 for seed 1, at both points
-    scaled = np.mean([(0.25 + (0.25 + 1) / 2) / 2, (1 + (1 + 1) / 2) / 2])
-    assert found["grpo", "mse"] == found["rloo", "mse_scaled"] == pytest.approx(scaled)
-    assert found["grpo", "bias"] is None
-
-
-def test_raw_and_deduplicated_branches_differ_by_equal_decisions_only():
-    settings = [s for s in leaderboard.QUICK if s.name != "bandit"]
-    rows = [r for s in settings for seed in range(4) for r in leaderboard.run(s, seed)]
-    spent = {m: sum(r["tokens"] for r in rows if r["method"] == m) for m in ENTRANTS}
-    assert spent["twice"] <= spent["independent"] < spent["independent_raw"]
 
 
 def keys_found(rows, metric):

@@ -1,0 +1,75 @@
+import polars as pl
+import pytest
+
+from paper import logs
+from paper.tables import formats, leaderboard
+from tests.paper import synthetic
+
+
+@pytest.fixture
+def table(tmp_path):
+    return leaderboard.table(
+        [synthetic.study_run(tmp_path / "run", **synthetic.leaderboard_tables())]
+    )
+
+
+def test_numbers_are_those_of_the_logs(table):
+    own = table.filter(method="twice", metric="mse_scaled")
+    assert own["value"].to_list() == [0.5, 0.25]
+    assert own["ratio"].to_list() == [0.25, 0.25] and own["ratio_high"].null_count() == 2
+    (tested,) = table.drop_nulls("pvalue_holm").to_dicts()
+    assert (tested["method"], tested["metric"], tested["budget"]) == ("rloo", "mse", 1.0)
+    assert (tested["difference"], tested["pvalue_holm"]) == (0.7, 0.04)
+    assert len(table) == 12
+
+
+def test_what_is_shown_by_hand(table):
+    shown = leaderboard.show(table)
+    assert shown.columns == [
+        "setting",
+        "method",
+        *(f"{budget:g}" for budget in leaderboard.BUDGETS),
+        "tokens / vine's",
+        "remark",
+    ]
+    rows = {row["method"]: row for row in shown.to_dicts()}
+    assert rows["twice*"]["1"] == "0.50 ± 0.10" and rows["twice*"]["2"] == "0.25 ± 0.05"
+    assert rows["twice*"]["5"] == "" and rows["twice*"]["tokens / vine's"] == "0.25 [0.20, ∞]"
+    assert rows["rloo"]["tokens / vine's"] == ""
+    assert rows["rloo"]["remark"] == "not reached: its floor is above the target"
+
+
+def test_bounds_and_free_scales_are_marked(table):
+    bound = table.with_columns(is_bound=True, estimates_advantage=False)
+    rows = leaderboard.show(bound).to_dicts()
+    assert {row["method"] for row in rows} == {"twice*°", "rloo°"}
+    assert {row["tokens / vine's"] for row in rows} == {"≤ 0.25 [0.20, ∞]", ""}
+
+
+def test_a_method_that_was_refused_shows_why(table):
+    refused = table.with_columns(value=None, low=None, high=None, reason=None).with_columns(
+        reason=(table["method"] + " has no x")
+    )
+    assert {row["remark"] for row in leaderboard.show(refused).to_dicts()} == {
+        "rloo has no x",
+        "twice has no x",
+    }
+
+
+def test_latex_and_markdown_escape_what_is_special(table):
+    shown = leaderboard.show(table).with_columns(remark=pl.lit("a_b & c ≤ 1 | d"))
+    latex = formats.latex(shown, "50% _of_ it")
+    assert r"\caption{50\% \_of\_ it}" in latex and r"a\_b \& c $\leq$ 1" in latex
+    assert latex.count(r"\\") == len(shown) + 2
+    assert latex.index(r"\toprule") < latex.index(r"\midrule") < latex.index(r"\bottomrule")
+    markdown = formats.markdown(shown, "caption")
+    lines = markdown.splitlines()
+    assert lines[0] == "caption" and len(lines) == len(shown) + 4
+    assert r"a\_b & c ≤ 1 \| d" in markdown
+    assert {line.count(" | ") for line in lines[2:]} == {shown.width - 1}
+
+
+def test_missing_logs_are_named(tmp_path):
+    run = synthetic.study_run(tmp_path / "run", leaderboard=synthetic.leaderboard_rows())
+    with pytest.raises(logs.MissingLogs, match="no leaderboard_tokens or leaderboard_diff"):
+        leaderboard.table([run])
