@@ -27,7 +27,8 @@ class Batch:
         advantage_RL: Credit of the token's turn, times its share and the token's weight.
         turn_RL: Index of the token's turn within the batch, -1 where not trained.
         num_turns: Number of trained turns.
-        num_episodes: Number of episodes of the step, with or without credit.
+        num_episodes: Number of factual episodes of the step, with or without credit: twins that
+            are trained share their factual's part of the gradient.
     """
 
     ids_RL: torch.Tensor
@@ -83,7 +84,7 @@ def make_batch(credits: Sequence[Credit]) -> Batch:
         advantage_RL=advantage_RL,
         turn_RL=turn_RL,
         num_turns=num_turns,
-        num_episodes=sum(len(credit.episodes) for credit in credits),
+        num_episodes=sum(one.fork is None for credit in credits for one in credit.episodes),
     )
 
 

@@ -54,7 +54,9 @@ def draw(table: pl.DataFrame) -> Figure:
     order = ranking(table.filter(pl.col("setting").is_in(settings)))
     figure, (curves, ends) = style.grid(2, len(settings), height=1.0)
     lower = _LINE_INCHES * (len(order) + 1) + 0.5
-    ends[0].get_gridspec().set_height_ratios([2.2, lower])
+    layout = ends[0].get_gridspec()
+    assert layout is not None
+    layout.set_height_ratios([2.2, lower])
     figure.set_size_inches(style.PAGE, 2.2 + lower + 0.8)
     for upper, below, setting in zip(curves, ends, settings, strict=True):
         own = table.filter(setting=setting)
@@ -121,8 +123,8 @@ def _draw_curves(panel: Axes, own: pl.DataFrame) -> None:
         )
     panel.set_xscale("log")
     style.plain_log_axis(panel.xaxis)
-    margin = 0.04 * (own["return"].max() - own["return"].min())
-    panel.set_ylim(own["return"].min() - margin, own["best_return"][0] + margin)
+    least, most = min(own["return"].to_list()), own["best_return"][0]
+    panel.set_ylim(least - 0.04 * (most - least), most + 0.04 * (most - least))
     panel.set_xlabel("sampled tokens")
 
 
@@ -136,7 +138,7 @@ def _draw_ends(panel: Axes, own: pl.DataFrame, order: Sequence[str]) -> None:
         if row["low"] is not None:
             panel.hlines(place, row["low"], row["high"], color=colour, lw=1.0)
         panel.plot(row["return"], place, color=colour, marker=look["marker"], markersize=3.2)
-    least, most = last["return"].min(), last["best_return"][0]
+    least, most = min(last["return"].to_list()), last["best_return"][0]
     panel.set_xlim(least - 0.1 * (most - least), most + 0.06 * (most - least))
     panel.set_ylim(len(order) - 0.4, -0.6)
     panel.set_xlabel(f"return at {style.short_number(last['budget'][0])} tokens")

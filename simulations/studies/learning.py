@@ -75,7 +75,7 @@ class Setting:
 
     world: ErrandSetting | ChainSetting
     total_tokens: int = 40_000
-    step_sizes: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0)
+    step_sizes: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
     methods: tuple[str, ...] | None = None
 
     @property
@@ -91,7 +91,7 @@ _LUCKY = ChainSetting(name="chain, much luck", horizon=20, density=0.3, luck=2.0
 
 SETTINGS = tuple(Setting(world=world) for world in (_ERRAND, _LARGE, _CHAIN, _LUCKY))
 QUICK = tuple(
-    Setting(world=world, total_tokens=6000, step_sizes=(1.0, 4.0, 16.0))
+    Setting(world=world, total_tokens=6000, step_sizes=(2.0, 8.0, 32.0))
     for world in (_ERRAND, _LUCKY)
 )
 DEMO = (

@@ -122,7 +122,7 @@ def test_an_empty_folder_is_taken(tmp_path):
 
 def test_a_failed_build_leaves_nothing(tmp_path):
     rows = [
-        row | {"method": "method \N{HANGUL SYLLABLE GA}"} for row in synthetic.leaderboard_rows()
+        row | {"setting": "world \N{HANGUL SYLLABLE GA}"} for row in synthetic.leaderboard_rows()
     ]
     run = synthetic.study_run(tmp_path / "runs" / "run", leaderboard=rows)
     with pytest.raises(ValueError, match="cannot be drawn: Glyph"):

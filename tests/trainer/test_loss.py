@@ -249,3 +249,14 @@ def test_a_gradient_that_is_not_finite_updates_nothing(policy, config):
     with pytest.raises(RuntimeError, match="non-finite"):
         update(policy, make_optimizer(policy, config), huge, config)
     assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))
+
+
+def test_a_trained_twin_shares_its_factuals_part_of_the_gradient():
+    """Two worlds of share 1/2 each weigh as much together as one factual does."""
+    factual = episode(([1], [2, 3]))
+    twin = Episode(Task("t"), 0, 0, [turn([1], [4, 5])], 0.0, True, False, fork=Fork(factual, 0))
+    half = [np.array([0.5]), np.array([0.5])]
+    both = make_batch([credit([factual, twin], [[1.0], [-1.0]], share=half)])
+    alone = make_batch([credit([factual], [[1.0]])])
+    assert (both.num_episodes, alone.num_episodes) == (1, 1)
+    assert both.advantage_RL[:, 1].tolist() == [0.5, -0.5]
