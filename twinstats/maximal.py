@@ -16,11 +16,13 @@ _COIN_LANE = 2**30  # no lane of `noise`: block headers stay below 2**24, pairs 
 
 
 def maximal_stream(fork: Fork) -> Stream:
-    """Where the coins and residual noise of a fork's tail come from: `maximal/` + its own path.
+    """Where the coins and residual noise of a fork's tail come from: `maximal` + its parent's path.
 
-    By its own path, so that a fork of a fork never meets the coins that its parent was drawn with.
+    By the parent's path, so that twins with one decision have one tail (`Fork.tail_key`), and a
+    fork of a twin never meets the coins that the twin was drawn with.
     """
-    return Stream(f"maximal/{fork.path}")
+    above = fork.episode.path
+    return Stream(f"maximal/{above}" if above else "maximal")
 
 
 def maximal(

@@ -6,6 +6,7 @@ Leaves out what the credit does to learning (`learning`), and the numbers as a t
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 from matplotlib.axes import Axes
@@ -124,7 +125,7 @@ def _draw_method(panel: Axes, method: str, rows: pl.DataFrame, look: dict) -> No
 
 def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
     """One entry a name, whichever panel has it; the grey lines last."""
-    found = {}
+    found: dict[str, Any] = {}
     for panel in panels:
         handles, texts = panel.get_legend_handles_labels()
         found |= dict(zip(texts, handles, strict=True))

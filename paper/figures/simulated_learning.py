@@ -19,18 +19,31 @@ COMMAND = "twice simulate learning --out runs/learning"
 NAMED = ("twice", "twice_budget", "independent", "independent_budget", "vine_1", "rloo", "grpo")
 """The curves that have a colour; the others are thin and grey, and named in the lower row."""
 
+BANDED = ("twice", "rloo")
+"""The curves whose intervals are drawn."""
+
 MOST_SETTINGS = 4
 PLACE = ["world", "setting"]
-COLUMNS = ["method", "budget", "return", "low", "high", "num_seeds", "updates", "auxiliary_share"]
-FLAGS = ["step_size", "is_edge", "best_return", "estimates_advantage", "reconstructed", "helpers"]
+COLUMNS = ["method", "reading", "budget", "return", "low", "high", "num_seeds"]
+FLAGS = [
+    "updates",
+    "auxiliary_share",
+    "step_size",
+    "is_edge",
+    "best_return",
+    "estimates_advantage",
+    "reconstructed",
+    "helpers",
+]
 _GREY = "#b9b9b9"
 _LINE_INCHES = 0.125
 
 
 def table(runs: Sequence[Path]) -> pl.DataFrame:
-    """One row a setting, method and budget: exact return with its 95% interval over seeds.
+    """One row a setting, method, reading and budget: exact return, its 95% interval over seeds.
 
-    `budget` is sampled tokens, forks included. Rows without a return are left out.
+    `budget` is sampled tokens, forks included. `reading` is "end" (the policy it pays for) or
+    "mean" (over the tokens up to there). Rows without a return are left out.
 
     Raises:
         MissingLogs: The study was not run.
@@ -42,14 +55,14 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
         study.select(*PLACE, *COLUMNS, *FLAGS)
         .with_columns(pl.col("low", "high").cast(pl.Float64), pl.col("helpers").cast(pl.String))
         .drop_nulls("return")
-        .unique(["setting", "method", "budget"], keep="first", maintain_order=True)
-        .sort(*PLACE, "method", "budget")
+        .unique(["setting", "method", "reading", "budget"], keep="first", maintain_order=True)
+        .sort(*PLACE, "method", "reading", "budget")
     )
 
 
 @style.styled
 def draw(table: pl.DataFrame) -> Figure:
-    """Return against tokens above; below it all methods where the tokens end, best first."""
+    """Return against tokens above; below it all methods by their mean on the way, best first."""
     settings = _settings(table)[:MOST_SETTINGS]
     order = ranking(table.filter(pl.col("setting").is_in(settings)))
     figure, (curves, ends) = style.grid(2, len(settings), height=1.0)
@@ -74,18 +87,21 @@ def draw(table: pl.DataFrame) -> Figure:
 
 
 def ranking(table: pl.DataFrame) -> list[str]:
-    """The methods, best first: by the mean over settings of the share of what can be gained.
+    """The methods, best first, by the mean over settings of how far their mean return gets.
 
-    That is (return - start) / (best - start) at the last budget, the start being the lowest return
-    of any method at the first one. A method that is not in all settings counts where it is.
+    That is from the lowest method's, 0, to the return of the best policy, 1. A method that is not
+    in all settings counts where it is.
     """
-    start = pl.col("return").filter(pl.col("budget") == pl.col("budget").min()).min()
-    share = (pl.col("return") - start) / (pl.col("best_return").first() - start)
-    shares = table.with_columns(share=share.over("setting")).filter(
-        pl.col("budget") == pl.col("budget").max().over("setting")
-    )
+    least = pl.col("return").min()
+    share = (pl.col("return") - least) / (pl.col("best_return").first() - least)
+    shares = _last(table, "mean").with_columns(share=share.over("setting"))
     means = shares.group_by("method").agg(pl.col("share").mean())
     return means.sort("share", "method", descending=[True, False])["method"].to_list()
+
+
+def _last(table: pl.DataFrame, reading: str) -> pl.DataFrame:
+    is_last = pl.col("budget") == pl.col("budget").max().over("setting")
+    return table.filter(is_last, reading=reading)
 
 
 def _settings(table: pl.DataFrame) -> list[str]:
@@ -106,6 +122,7 @@ def _name(table: pl.DataFrame, method: str) -> str:
 
 
 def _draw_curves(panel: Axes, own: pl.DataFrame) -> None:
+    own = own.filter(reading="end")
     panel.axhline(own["best_return"][0], color=style.MUTED, lw=0.8, ls=":")
     others = own.filter(~pl.col("method").is_in(NAMED))
     for _, rows in others.group_by("method", maintain_order=True):
@@ -117,7 +134,7 @@ def _draw_curves(panel: Axes, own: pl.DataFrame) -> None:
         look = _look(method)
         label = _name(own, method)
         panel.plot(rows["budget"], rows["return"], label=label, markersize=3, **look)
-        band = rows.drop_nulls("low")
+        band = rows.drop_nulls("low") if method in BANDED else rows.clear()
         panel.fill_between(
             band["budget"], band["low"], band["high"], color=look["color"], alpha=0.12, lw=0
         )
@@ -129,7 +146,7 @@ def _draw_curves(panel: Axes, own: pl.DataFrame) -> None:
 
 
 def _draw_ends(panel: Axes, own: pl.DataFrame, order: Sequence[str]) -> None:
-    last = own.filter(pl.col("budget") == pl.col("budget").max())
+    last = _last(own, "mean")
     panel.axvline(last["best_return"][0], color=style.MUTED, lw=0.8, ls=":")
     for row in last.to_dicts():
         place = order.index(row["method"])
@@ -141,21 +158,21 @@ def _draw_ends(panel: Axes, own: pl.DataFrame, order: Sequence[str]) -> None:
     least, most = min(last["return"].to_list()), last["best_return"][0]
     panel.set_xlim(least - 0.1 * (most - least), most + 0.06 * (most - least))
     panel.set_ylim(len(order) - 0.4, -0.6)
-    panel.set_xlabel(f"return at {style.short_number(last['budget'][0])} tokens")
+    panel.set_xlabel(f"mean return up to {style.short_number(last['budget'][0])} tokens")
 
 
 def caption(table: pl.DataFrame) -> str:
     """What the panels show, how steps were chosen and which settings were not drawn."""
-    last = table.filter(pl.col("budget") == pl.col("budget").max().over("setting"))
+    last = _last(table, "mean")
     seeds = sorted(last["num_seeds"].unique().to_list())
     text = (
         "Exact return of a tabular policy against all tokens sampled so far, forks included. "
         "Steps do not depend on the scale of credit; each seed uses the step size that did best "
-        "on the other seeds. Above: bands are 95% t intervals over "
-        f"{' or '.join(map(str, seeds))} seeds, grey lines the methods without a colour, dotted "
-        "the best policy. Below: all methods where the tokens end, ordered by the share of what "
-        "can be gained, a mean over panels; a method is missing where the world lacks what it "
-        "needs. A bar that leaves its panel is longer than it."
+        "on the other seeds. Above: the policy that the tokens pay for; grey: methods without a "
+        f"colour, dotted: the best policy, bands ({' and '.join(BANDED)}): 95% t intervals over "
+        f"{' or '.join(map(str, seeds))} seeds. Below: the mean of the curve over the tokens, for "
+        "all methods, ordered by how far it gets to the best policy; a method is missing where "
+        "the world lacks what it needs. Intervals may leave their panel."
     )
     if table["reconstructed"].any():
         text += " * Reconstructed from second-hand descriptions."

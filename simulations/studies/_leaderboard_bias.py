@@ -15,7 +15,7 @@ from simulations.measure import Scored
 from simulations.studies._equivalence import simultaneous
 from simulations.studies._leaderboard_curves import FLAGS, IDENTITY
 
-MARGIN = 0.1
+MARGIN = 0.25
 """Of the root mean square advantage."""
 
 

@@ -136,9 +136,8 @@ def read(curve: Curve, metric: str, budget: float) -> tuple[np.ndarray, str | No
     if budget > highest:
         return none, f"its sweep ends at budget {highest:.3g}"
     logs = metric in _SQUARES and bool((values > 0).all())
-    found = np.array(
-        [_straight(budget, own, np.log(v) if logs else v) for own, v in zip(places, values)]
-    )
+    pairs = zip(places, np.log(values) if logs else values, strict=True)
+    found = np.array([_straight(budget, place, value) for place, value in pairs])
     return (np.exp(found) if logs else found), None
 
 

@@ -37,7 +37,7 @@ class Plan:
     num_tasks: int = 4
     rollouts: int = 4
     shares_turns: bool = False
-    num_marks: int = 48
+    num_marks: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ Leaves out training (`_learner`).
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,14 @@ from statsmodels.stats.multitest import multipletests
 
 from twinstats.pairs import paired
 
-SHARES = (1 / 48, 1 / 24, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
-"""The budgets, as shares of the tokens that training may take: marks of `Plan.num_marks`."""
+NUM_MARKS = 48
+"""Evenly spaced totals of tokens at which curves are read."""
+
+BUDGETS = (1, 2, 3, 6, 9, 12, 18, 24, 36, 48)
+"""The marks of which the tables tell."""
+
+READINGS = {"end": "return", "mean": "mean"}
+"""The policy that a budget pays for, and the mean over the marks up to there."""
 
 CONTROLS = {
     "twice": "independent",
@@ -25,7 +32,6 @@ CONTROLS = {
 """For each method with shared luck the same one without; equal decisions count as 0 in both."""
 
 _BASELINE = "rloo"
-_EVENLY = 16
 _DIGITS = 9  # returns that differ by rounding alone are equal
 _FIELDS = ("update", "auxiliary_tokens", "tokens", "return")
 _Row = dict[str, Any]
@@ -42,7 +48,7 @@ class Reading:
         budgets: Tokens at which the curves are read.
         steps: The step size of each seed; null with one seed, which has no others.
         grid: All step sizes.
-        table: For each field a table (seed, budget).
+        table: For each field, and `mean`, a table (seed, budget).
     """
 
     first: _Row
@@ -65,23 +71,27 @@ def readings(rows: Sequence[_Row]) -> dict[tuple[str, str], Reading]:
 def returns(read: dict[tuple[str, str], Reading]) -> list[_Row]:
     """The table `learning`."""
     return [
-        _return_row(reading, place)
+        _return_row(reading, kind, place)
         for reading in read.values()
+        for kind in READINGS
         for place in range(len(reading.budgets))
     ]
 
 
 def differences(read: dict[tuple[str, str], Reading]) -> list[_Row]:
-    """The table `learning_differences`, Holm-corrected within setting, budget and comparison."""
-    families: dict[tuple[str, float, bool], list[_Row]] = defaultdict(list)
+    """The table `learning_differences`, Holm-corrected within each of its families.
+
+    A family is a setting, a reading, a budget and a kind of comparison.
+    """
+    families: dict[tuple[str, str, float, bool], list[_Row]] = defaultdict(list)
     for (setting, method), reading in read.items():
         for against in (_BASELINE, CONTROLS.get(method)):
             if against == method or (setting, against) not in read:
                 continue
             other = read[setting, str(against)]
-            for place, budget in enumerate(reading.budgets.tolist()):
-                row = _difference_row(reading, other, place) | {"against": against}
-                families[setting, budget, against == _BASELINE].append(row)
+            for kind, place in product(READINGS, range(len(reading.budgets))):
+                row = _difference_row(reading, other, kind, place) | {"against": against}
+                families[setting, kind, row["budget"], against == _BASELINE].append(row)
     return [row for family in families.values() for row in _corrected(family)]
 
 
@@ -106,36 +116,36 @@ def _reading(curves: dict[tuple[float, int], _Curve]) -> Reading:
     first = next(iter(curves.values()))[0]
     grid = tuple(sorted({step for step, _ in curves}))
     seeds = tuple(dict.fromkeys(seed for _, seed in curves))
-    total = first["total_tokens"]
-    even = total * np.arange(1, _EVENLY + 1) / _EVENLY
-    scores = np.array(
-        [[read_curve(curves[step, seed], even)[-1].mean() for seed in seeds] for step in grid]
-    )
-    budgets = total * np.array(SHARES)
-    best = chosen(scores)
+    marks = first["total_tokens"] * np.arange(1, NUM_MARKS + 1) / NUM_MARKS
+    read = {key: read_curve(curve, marks) for key, curve in curves.items()}
+    best = chosen(np.array([[read[step, seed][-1].mean() for seed in seeds] for step in grid]))
     steps = tuple(grid[place] for place in best.tolist())
-    found = [read_curve(curves[key], budgets) for key in zip(steps, seeds, strict=True)]
-    fields = np.stack(found, axis=1)
+    fields = np.stack([read[key] for key in zip(steps, seeds, strict=True)], axis=1)
+    table = dict(zip(_FIELDS, fields, strict=True))
+    table["mean"] = table["return"].cumsum(axis=1) / np.arange(1, NUM_MARKS + 1)
+    told = np.array(BUDGETS) - 1
     return Reading(
         first=first,
         seeds=seeds,
-        budgets=budgets,
+        budgets=marks[told],
         steps=steps if len(seeds) > 1 else None,
         grid=grid,
-        table=dict(zip(_FIELDS, fields, strict=True)),
+        table={name: column[:, told] for name, column in table.items()},
     )
 
 
-def _return_row(reading: Reading, place: int) -> _Row:
+def _return_row(reading: Reading, kind: str, place: int) -> _Row:
     first = reading.first
     kept = ("setting", "world", "method", "best_return")
     flags = ("estimates_advantage", "reconstructed", "helpers")
     row = {name: first[name] for name in (*kept, *flags)}
-    row |= {"budget": float(reading.budgets[place]), "num_seeds": len(reading.seeds)}
+    row |= _place(reading, kind, place)
     empty = ("return", "low", "high", "updates", "auxiliary_share", "step_size", "is_edge")
     if reading.steps is None:
         return row | dict.fromkeys(empty) | {"reason": "one seed: no other chose its step size"}
-    value, low, high, _ = _mean(reading.table["return"][:, place], np.zeros(len(reading.seeds)))
+    value, low, high, _ = _mean(
+        reading.table[READINGS[kind]][:, place], np.zeros(len(reading.seeds))
+    )
     (step, _), *_ = Counter(reading.steps).most_common(1)
     tokens, auxiliary = (reading.table[name][:, place] for name in ("tokens", "auxiliary_tokens"))
     return row | {
@@ -150,14 +160,19 @@ def _return_row(reading: Reading, place: int) -> _Row:
     }
 
 
-def _difference_row(reading: Reading, other: Reading, place: int) -> _Row:
+def _place(reading: Reading, kind: str, place: int) -> _Row:
+    budget = float(reading.budgets[place])
+    return {"reading": kind, "budget": budget, "num_seeds": len(reading.seeds)}
+
+
+def _difference_row(reading: Reading, other: Reading, kind: str, place: int) -> _Row:
     first = reading.first
     row = {name: first[name] for name in ("setting", "world", "method")}
-    row |= {"budget": float(reading.budgets[place]), "num_seeds": len(reading.seeds)}
+    row |= _place(reading, kind, place)
     if reading.steps is None or reading.seeds != other.seeds:
         empty = dict.fromkeys(("difference", "low", "high", "pvalue"))
         return row | empty | {"reason": "one seed, or other seeds than the other method's"}
-    own, others = (one.table["return"][:, place] for one in (reading, other))
+    own, others = (one.table[READINGS[kind]][:, place] for one in (reading, other))
     value, low, high, pvalue = _mean(own, others)
     return row | {
         "difference": value,

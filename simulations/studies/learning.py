@@ -9,8 +9,9 @@ the one with the largest mean return (evenly over the tokens) on the *other* see
 exact: dynamic programming, no evaluation noise. Forks that a method trains are trained, with
 their share; null credit is not.
 
-A curve is read at fixed totals of tokens, factual and auxiliary: the policy after the last update
-they pay for, so that a method whose first update costs more still has its start. All methods
+A curve is read at fixed totals of tokens, factual and auxiliary. Reading "end" is the policy after
+the last update they pay for (a method whose first update costs more still has its start), "mean"
+the mean of that over evenly spaced totals up to there: how soon, not only how far. All methods
 share seeds, and step k of each plays the same noise. Every registered method enters with its
 published defaults if the world has what it needs (t2spo with a context of 1,000 turns, for
 speed), and some variants besides: `twice_budget` and `independent_budget` (ratio 1),
@@ -22,15 +23,16 @@ Table `learning_points` (one row a setting, seed, method, step_size and update, 
 start and the last before each of 48 marks is kept): setting, world, seed, method, step_size,
 update (how many so far), tokens, auxiliary_tokens (so far), return, best_return (of any policy),
 total_tokens (where training ends), estimates_advantage, reconstructed, helpers (null: none).
-Table `learning` (one row a setting, method and budget): setting, world, method, budget (tokens),
-return, low, high (95% t interval over seeds), num_seeds, updates, auxiliary_share (means over
-seeds), step_size (most often chosen), is_edge (whether that is an end of the grid), best_return,
-estimates_advantage, reconstructed, helpers, reason (why return is null).
-Table `learning_differences` (one row a setting, budget, against and method): setting, world,
-method, against (rloo; or the same method without shared luck), budget, difference (of returns,
-paired by seeds), low, high (95% t), pvalue, pvalue_holm (corrected for the methods compared in
-this setting at this budget, against rloo and against controls apart), num_seeds, reason (why one
-is null).
+Table `learning` (one row a setting, method, reading and budget): setting, world, method, reading
+(end, mean), budget (tokens), return, low, high (95% t interval over seeds), num_seeds, updates
+(mean), auxiliary_share (of the tokens), step_size (most often chosen), is_edge (whether that is an
+end of the grid), best_return, estimates_advantage, reconstructed, helpers, reason (why return is
+null).
+Table `learning_differences` (one row a setting, reading, budget, against and method): setting,
+world, method, reading, budget, against (rloo; or the same method without shared luck), difference
+(of returns, paired by seeds), low, high (95% t), pvalue, pvalue_holm (corrected for the methods
+compared in this setting, reading and budget, against rloo and against controls apart), num_seeds,
+reason (why one is null).
 """
 
 from collections.abc import Sequence
@@ -38,7 +40,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simulations.studies._learner import Plan, best_outcome, can_play, learn
-from simulations.studies._learning_summary import differences, readings, returns
+from simulations.studies._learning_summary import NUM_MARKS, differences, readings, returns
 from simulations.worlds import Chain
 from simulations.worlds.chain_model import ChainSetting
 from simulations.worlds.errand import Errand
@@ -147,6 +149,7 @@ def _plan(setting: Setting) -> Plan:
     return Plan(
         total_tokens=setting.total_tokens,
         num_tasks=2,
+        num_marks=NUM_MARKS,
         shares_turns=isinstance(setting.world, ErrandSetting),
     )
 

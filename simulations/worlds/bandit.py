@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from simulations.worlds.checks import refuse_coupling
+from simulations.worlds.forks import refuse_coupling
 from twinstats.episodes import DIFFERENT, KEEP, RESAMPLE, Episode, Fork, Task, Turn
 from twinstats.errors import unknown
 from twinstats.keys import FACTUAL, Stream, fork_streams

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulations.worlds.checks import refuse_coupling
+from simulations.worlds.forks import check_coupling, is_maximal, is_sampled, players
 from simulations.worlds.luck import Ahead
 from simulations.worlds.slots import at_slots
 from simulations.worlds.tabular_model import TabularModel, TabularValues, log_softmax, solve
 from simulations.worlds.tabular_needs import Labels, Provider, Quality
-from twinstats.episodes import DIFFERENT, KEEP, RESAMPLE, Episode, Fork, Task, Turn
+from twinstats.episodes import DIFFERENT, KEEP, Episode, Fork, Task, Turn
 from twinstats.keys import FACTUAL, Stream, Streams, fork_streams
+from twinstats.maximal import maximal, maximal_stream
 from twinstats.noise import KeyColumns, check_logits, gumbels, sample, uniforms
 
 _COIN, _END = 0, 1  # lanes of the environment's uniforms
@@ -36,6 +37,8 @@ class _Batch:
         forced: The action of that turn; -1 samples it from the tail stream.
         tail: Keys of its decisions, at slot 0.
         environment: Keys of its environment, at slot 0.
+        draft: For the maximal coupling: the parents' turns (walk, turn) as table indices, -1 where
+            there is none, and the keys of the coins, at slot 0; null: none is coupled so.
     """
 
     start: np.ndarray
@@ -43,6 +46,7 @@ class _Batch:
     forced: np.ndarray
     tail: KeyColumns
     environment: KeyColumns
+    draft: tuple[np.ndarray, KeyColumns] | None = None
 
 
 class _Result(NamedTuple):
@@ -121,23 +125,33 @@ class TabularWorld:
         ]
 
     def fork(self, forks: Sequence[Fork]) -> list[Episode]:
-        """The forked episodes, in the order asked; each has its parent's turns before its own."""
+        """The forked episodes, in the order asked; each has its parent's turns before its own.
+
+        Twins that drew the same decision share their tail: the first plays it, the others pay for
+        their decision alone.
+        """
         if not forks:
             return []
-        refuse_coupling(forks)
+        check_coupling(forks)
         streams = [fork_streams(fork) for fork in forks]
         turn = np.array([fork.turn for fork in forks])
         taken = np.array([fork.episode.info["index"][fork.turn] for fork in forks])
         _, state, parent, _ = np.unravel_index(taken, self._shape)
         action = self._decisions(forks, streams, turn, state, parent)
         skips = np.array([fork.takes_equal_tail() for fork in forks]) & (action == parent)
-        played = np.flatnonzero(~skips)
+        player = players(forks, action.tolist())
+        played = np.flatnonzero(~skips & (np.array(player) == np.arange(len(forks))))
         index = self._continued(forks, streams, played, turn, state, action)
-        episodes: list[Episode | None] = [None] * len(forks)
-        for place, result in zip(played.tolist(), self._results(index), strict=True):
-            tail = len(result.places) - forks[place].turn - 1
-            episodes[place] = self._forked(forks[place], result, tail)
-        return [episode or self._equal(fork) for episode, fork in zip(episodes, forks, strict=True)]
+        results = dict(zip(played.tolist(), self._results(index), strict=True))
+        episodes = []
+        for place, fork in enumerate(forks):
+            if skips[place]:
+                episodes.append(self._equal(fork))
+                continue
+            result = results[player[place]]
+            tail = len(result.places) - fork.turn - 1 if player[place] == place else 0
+            episodes.append(self._forked(fork, result, tail))
+        return episodes
 
     def provide(self, need: str, episodes: Sequence[Episode]) -> None:
         """Fills a need of each episode (`tabular_needs`).
@@ -199,7 +213,7 @@ class TabularWorld:
     ) -> np.ndarray:
         """The action at each fork's turn. DIFFERENT is exact: the parent's action cannot win."""
         action = parent.copy()
-        draws = np.array([_is_sampled(fork) for fork in forks])
+        draws = np.array([is_sampled(fork) for fork in forks])
         for place in np.flatnonzero(~draws).tolist():
             if forks[place].action is not KEEP:
                 action[place] = self._named(forks[place].action)
@@ -241,11 +255,39 @@ class TabularWorld:
             forced=action[played],
             tail=self._keys(own, [stream.tail for stream in driven]),
             environment=self._keys(own, [stream.environment for stream in driven]),
+            draft=self._drafts(own),
         )
         index = self._walk(batch)
         for line, fork in zip(index, own, strict=True):
             line[: fork.turn] = fork.episode.info["index"][: fork.turn]
         return index
+
+    def _drafts(self, forks: Sequence[Fork]) -> tuple[np.ndarray, KeyColumns] | None:
+        """The parents' later turns, for the forks that are coupled maximally."""
+        if not any(is_maximal(fork) for fork in forks):
+            return None
+        index = np.full((len(forks), self._shape[0]), -1)
+        for line, fork in zip(index, forks, strict=True):
+            if is_maximal(fork):
+                own = fork.episode.info["index"]
+                line[fork.turn + 1 : len(own)] = own[fork.turn + 1 :]
+        return index, self._keys(forks, [maximal_stream(fork) for fork in forks])
+
+    def _redrawn(
+        self, draft: tuple[np.ndarray, KeyColumns], turn: int, walks: np.ndarray, state: np.ndarray
+    ) -> np.ndarray:
+        """What the maximal coupling draws at a turn; -1 where the parent has no such turn."""
+        index, coins = draft
+        held = index[walks, turn] >= 0
+        action = np.full(len(walks), -1)
+        _, before, kept, _ = np.unravel_index(index[walks[held], turn], self._shape)
+        keys = at_slots(coins.take(walks[held]), np.full(held.sum(), turn))
+        logits = self.tables.logits[turn]
+        places = np.zeros(len(kept), np.int64)
+        action[held] = maximal(
+            logits[before], logits[state[held]], kept, keys=keys, positions=places
+        )
+        return action
 
     def _walk(self, batch: _Batch) -> np.ndarray:
         """Plays all walks turn by turn: table indices (walk, turn), -1 where not played."""
@@ -262,6 +304,9 @@ class TabularWorld:
             free = np.flatnonzero(action < 0)
             scores = self.tables.logits[turn, state[live[free]]]
             action[free] = (scores + decisions.at(turn, live[free], alive)).argmax(axis=1)
+            if batch.draft is not None:
+                redrawn = self._redrawn(batch.draft, turn, live[free], state[live[free]])
+                action[free] = np.where(redrawn < 0, action[free], redrawn)
             decision = (turn * states + state[live]) * actions + action
             coin = np.zeros(len(live), np.int64)
             if self._tosses[turn]:
@@ -310,7 +355,7 @@ class TabularWorld:
 
     def _forked(self, fork: Fork, result: _Result, tail: int) -> Episode:
         parent = fork.episode
-        cost = (tail + _is_sampled(fork)) * self._tokens
+        cost = (tail + is_sampled(fork)) * self._tokens
         return self._episode(parent.task, parent.step, parent.row, result, fork, cost)
 
     def _equal(self, fork: Fork) -> Episode:
@@ -337,7 +382,3 @@ class TabularWorld:
             sampled=cost,
             info={"index": result.places},
         )
-
-
-def _is_sampled(fork: Fork) -> bool:
-    return fork.action in (RESAMPLE, DIFFERENT)

@@ -22,13 +22,14 @@ from typing import Any
 import numpy as np
 
 from simulations.worlds import tokens_model
+from simulations.worlds.forks import check_coupling, is_maximal, is_sampled, players
 from simulations.worlds.tabular import TabularWorld
 from simulations.worlds.tabular_model import log_softmax
 from simulations.worlds.tabular_needs import Labels, Quality
 from simulations.worlds.tokens_model import STOP, TokensModel, TokensSetting, build_model, turn_law
 from simulations.worlds.tokens_play import Batch, Player
 from simulations.worlds.tokens_voice import Speech, Voice, padded, unpadded
-from twinstats.episodes import DIFFERENT, KEEP, RESAMPLE, SHARED, Episode, Fork, Task, Turn
+from twinstats.episodes import DIFFERENT, KEEP, Episode, Fork, Task, Turn
 from twinstats.keys import FACTUAL, Stream, Streams, fork_streams
 from twinstats.maximal import maximal_stream
 from twinstats.noise import KeyColumns
@@ -87,12 +88,13 @@ class Tokens:
     def fork(self, forks: Sequence[Fork]) -> list[Episode]:
         """The forked episodes, in the order asked; each has its parent's turns before its own.
 
+        Twins that said the same share their tail, as in `TabularWorld.fork`.
+
         Raises:
             ValueError: An action that is no turn, or a fork that would share the luck of a
                 maximal twin by the Gumbel coupling, which did not draw it.
         """
-        for fork in forks:
-            _check_coupling(fork)
+        check_coupling(forks)
         streams = [fork_streams(fork) for fork in forks]
         first = self._decisions(forks, streams)
         said = unpadded(first)
@@ -100,14 +102,17 @@ class Tokens:
             fork.takes_equal_tail() and own == fork.episode.turns[fork.turn].action
             for fork, own in zip(forks, said, strict=True)
         ]
-        played = [place for place, skip in enumerate(skips) if not skip]
+        player = players(forks, said)
+        played = [place for place, skip in enumerate(skips) if not skip and player[place] == place]
         batch = self._batch(
             [forks[place] for place in played], [streams[place] for place in played], first[played]
         )
-        walks = iter(self._player.play(batch))
+        walks = dict(zip(played, self._player.play(batch), strict=True))
         return [
-            self._equal(fork) if skip else self._forked(fork, *next(walks))
-            for fork, skip in zip(forks, skips, strict=True)
+            self._equal(fork)
+            if skips[place]
+            else self._forked(fork, *walks[player[place]], is_played=player[place] == place)
+            for place, fork in enumerate(forks)
         ]
 
     def provide(self, need: str, episodes: Sequence[Episode]) -> None:
@@ -180,7 +185,7 @@ class Tokens:
     def _decisions(self, forks: Sequence[Fork], streams: Sequence[Streams]) -> np.ndarray:
         """What is said in each fork's turn (fork, position). DIFFERENT is exact."""
         first = padded([self._parent_action(fork) for fork in forks], self.setting.limit)
-        drawn = [place for place, fork in enumerate(forks) if _is_sampled(fork)]
+        drawn = [place for place, fork in enumerate(forks) if is_sampled(fork)]
         if not drawn:
             return first
         own = [forks[place] for place in drawn]
@@ -198,7 +203,7 @@ class Tokens:
 
     def _parent_action(self, fork: Fork) -> tuple[int, ...]:
         """The parent's turn, or the one that the fork names."""
-        if _is_sampled(fork) or fork.action is KEEP:
+        if is_sampled(fork) or fork.action is KEEP:
             return tuple(fork.episode.turns[fork.turn].action)
         return self._checked_action(fork.action)
 
@@ -239,7 +244,7 @@ class Tokens:
 
     def _drafts(self, forks: Sequence[Fork]) -> tuple[np.ndarray, np.ndarray, KeyColumns] | None:
         """The parents' turns after the fork, for the forks that are coupled maximally."""
-        coupled = [place for place, fork in enumerate(forks) if _is_maximal(fork)]
+        coupled = [place for place, fork in enumerate(forks) if is_maximal(fork)]
         if not coupled:
             return None
         shape = len(forks), self._shape[0]
@@ -254,18 +259,21 @@ class Tokens:
     def _tokens_of(self, episode: Episode) -> np.ndarray:
         return padded([turn.action for turn in episode.turns], self.setting.limit)
 
-    def _forked(self, fork: Fork, own: list[Turn], index: np.ndarray) -> Episode:
+    def _forked(
+        self, fork: Fork, own: list[Turn], index: np.ndarray, *, is_played: bool
+    ) -> Episode:
         parent = fork.episode
         turns = [*parent.turns[: fork.turn], *own]
         places = np.append(parent.info["index"][: fork.turn], index)
-        cost = _count(own if _is_sampled(fork) else own[1:])
+        paid = own[0 if is_sampled(fork) else 1 : None if is_played else 1]
+        cost = _count(paid)
         return self._episode(parent.task, parent.step, parent.row, (turns, places), fork, cost)
 
     def _equal(self, fork: Fork) -> Episode:
         """A fork whose decision came out equal: its parent's turns and outcome, not played."""
         parent = fork.episode
         played = list(parent.turns), parent.info["index"]
-        cost = parent.turns[fork.turn].num_tokens * _is_sampled(fork)
+        cost = parent.turns[fork.turn].num_tokens * is_sampled(fork)
         return self._episode(parent.task, parent.step, parent.row, played, fork, cost)
 
     def _episode(
@@ -320,24 +328,6 @@ def _labels(setting: TokensSetting) -> Labels:
         actions=[f"meaning {meaning}" for meaning in range(setting.modes)],
         states={"features": np.eye(setting.states)},
     )
-
-
-def _check_coupling(fork: Fork) -> None:
-    """Refuses a Gumbel fork that shares the luck of an episode drawn by the maximal coupling."""
-    own = fork.episode.fork
-    if fork.luck is SHARED and not _is_maximal(fork) and own is not None and _is_maximal(own):
-        raise ValueError(
-            "`coupling` must be 'maximal' for a fork that shares the luck of a maximal twin, "
-            f"got {fork.coupling!r} for {fork.path!r}."
-        )
-
-
-def _is_maximal(fork: Fork) -> bool:
-    return fork.coupling == "maximal" and fork.luck is SHARED
-
-
-def _is_sampled(fork: Fork) -> bool:
-    return fork.action in (RESAMPLE, DIFFERENT)
 
 
 def _turns(forks: Sequence[Fork]) -> np.ndarray:

@@ -293,7 +293,8 @@ def learning_rows() -> list[dict]:
             rows.append(base | {"budget": 100.0, "return": 0.5, "low": None, "high": None})
             low, high = (None, None) if end is None else (end - 0.1, end + 0.1)
             rows.append(base | {"budget": 200.0, "return": end, "low": low, "high": high})
-    return [row | ({"return": None} if row["method"] == "grpo" else {}) for row in rows]
+    rows = [row | ({"return": None} if row["method"] == "grpo" else {}) for row in rows]
+    return [row | {"reading": reading} for reading in ("end", "mean") for row in rows]
 
 
 def all_studies(folder: Path) -> Path:
@@ -305,6 +306,6 @@ def all_studies(folder: Path) -> Path:
         variance=variance_rows(),
         gain=gain_rows(),
         gain_rule=gain_rule_rows(),
-        leaderboard=leaderboard_rows(),
+        **leaderboard_tables(),
         learning=learning_rows(),
     )

@@ -16,7 +16,7 @@ from simulations.studies._learner import (
     likelihood_ratios,
     policy_gradient,
 )
-from simulations.studies._learning_summary import SHARES, chosen, read_curve
+from simulations.studies._learning_summary import BUDGETS, NUM_MARKS, chosen, read_curve
 from simulations.worlds import Chain
 from simulations.worlds.errand import Errand
 from simulations.worlds.errand_model import ErrandSetting
@@ -251,17 +251,27 @@ def test_tables_by_hand():
             rows += curve(method, seed, 2.0, [(0, 0.5), (240, end + gain)])
             rows += curve(method, seed, 8.0, [(0, 0.5), (240, 0.0)])
     tables = learning.summarise(rows)
-    last = {r["method"]: r for r in tables["learning"] if r["budget"] == 480}
+    ends_only = [r for r in tables["learning"] if r["reading"] == "end"]
+    last = {r["method"]: r for r in ends_only if r["budget"] == 480}
     low, high = stats.t.interval(0.95, 2, np.mean(ends), stats.sem(ends))
     row = last["rloo"]
     assert (row["return"], row["low"], row["high"]) == pytest.approx((1.1, low, high))
     assert (row["step_size"], row["is_edge"], row["updates"]) == (2.0, True, 1.0)
     assert row["auxiliary_share"] == pytest.approx(0.25) and row["num_seeds"] == 3
-    early = [r for r in tables["learning"] if r["budget"] < 240]
+    early = [r for r in ends_only if r["budget"] < 240]
     assert {(r["return"], r["low"], r["updates"]) for r in early} == {(0.5, None, 0.0)}
-    assert {r["budget"] for r in tables["learning"]} == {480 * share for share in SHARES}
+    assert {r["budget"] for r in tables["learning"]} == {480 * mark / NUM_MARKS for mark in BUDGETS}
+    # half the marks but one at .5, the rest at the end
+    (mean,) = [
+        r["return"]
+        for r in tables["learning"]
+        if (r["method"], r["reading"], r["budget"]) == ("rloo", "mean", 480)
+    ]
+    assert mean == pytest.approx((23 * 0.5 + 25 * 1.1) / 48)
     found = {
-        (r["method"], r["against"]): r for r in tables["learning_differences"] if r["budget"] == 480
+        (r["method"], r["against"]): r
+        for r in tables["learning_differences"]
+        if (r["reading"], r["budget"]) == ("end", 480)
     }
     assert set(found) == {("twice", "rloo"), ("independent", "rloo"), ("twice", "independent")}
     raw = [stats.ttest_1samp(gains[name], 0).pvalue for name in ("twice", "independent")]

@@ -3,11 +3,13 @@ import itertools
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from simulations.worlds.chain import Chain
 from simulations.worlds.chain_model import ChainSetting
 from simulations.worlds.tabular_model import ReturnLaw, solve
 from tests.simulations.toy import ACTIONS, STATES, TURNS, random_model, toy, ways
+from twinstats.coupling import joint
 from twinstats.episodes import DIFFERENT, FRESH, KEEP, SHARED, Fork, Task
 from twinstats.keys import Stream
 from twinstats.noise import KeyColumns, LogitsError, NoiseKey, gumbel, gumbels, sample, uniform
@@ -220,3 +222,57 @@ def test_another_policy_in_the_same_world():
     same = world.with_logits(world.tables.logits)
     first, second = (w.play(w.tasks(2), 20, step=0) for w in (world, same))
     assert [as_played(e) for e in first] == [as_played(e) for e in second]
+
+
+def test_twins_with_one_decision_share_a_tail_and_pay_for_their_decision_alone():
+    world = Chain(ChainSetting(name="c", horizon=6, actions=2, ends=0.2, tokens=3), seed=4)
+    factuals = world.play(world.tasks(8), 2, 0)
+    forks = [Fork(e, 0, alternative=k, skip_equal=False) for e in factuals for k in range(5)]
+    played_out = world.fork(forks)
+    shared = world.fork([dataclasses.replace(fork, skip_equal=None) for fork in forks])
+    first = {}
+    for own, fork, whole in zip(shared, forks, played_out, strict=True):
+        decision = (id(fork.episode), own.turns[0].action)
+        equal = own.turns[0].action == fork.episode.turns[0].action
+        assert (own.outcome, list(own.turns)) == (whole.outcome, list(whole.turns))
+        assert whole.sampled == 3 * whole.num_turns
+        is_first = not equal and decision not in first
+        assert own.sampled == (whole.sampled if is_first else 3)
+        first[decision] = True
+
+
+def test_a_maximal_twin_agrees_as_often_as_can_be_and_keeps_the_policys_law():
+    model = random_model()
+    model.hazard[:] = 0.0
+    world = toy(1, model=model)
+    factuals = world.play(world.tasks(2), 6000, 0)
+    forks = [Fork(e, 0, 1 - e.turns[0].action, coupling="maximal") for e in factuals]
+    seen = {}
+    for factual, twin in zip(factuals, world.fork(forks), strict=True):
+        _, state, _ = world.places(factual)[:, 1]
+        _, other, _ = world.places(twin)[:, 1]
+        pair = (factual.turns[1].action, twin.turns[1].action)
+        seen.setdefault((int(state), int(other)), []).append(pair)
+    policy = world.policy_table()[1]
+    assert sum(state != other for state, other in seen) >= 3
+    for (state, other), pairs in seen.items():
+        if len(pairs) < 300:
+            continue
+        law = joint(policy[state], policy[other], "maximal")
+        counts = np.zeros((ACTIONS, ACTIONS))
+        np.add.at(counts, tuple(np.array(pairs).T), 1)
+        live = law > 1e-12
+        assert not counts[~live].any()
+        expected = law[live] / law[live].sum() * len(pairs)
+        assert live.sum() == 1 or stats.chisquare(counts[live], expected).pvalue > 1e-6
+
+
+def test_maximal_null_twins_are_their_factuals_and_gumbel_forks_of_maximal_twins_are_refused():
+    world = toy(2)
+    factuals = world.play(world.tasks(2), 50, 0)
+    nulls = world.fork([Fork(e, 0, KEEP, coupling="maximal") for e in factuals])
+    assert null_disagreements(nulls) == (100, 0, 0)
+    twins = world.fork([Fork(e, 0, coupling="maximal", skip_equal=False) for e in factuals])
+    world.fork([Fork(twins[0], 0, alternative=1, coupling="maximal")])
+    with pytest.raises(ValueError, match="`coupling` must be 'maximal' for a fork that shares"):
+        world.fork([Fork(twins[0], 0)])
