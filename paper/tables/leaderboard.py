@@ -60,8 +60,8 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
 def show(table: pl.DataFrame) -> pl.DataFrame:
     """Text: a row a setting and method, a column a budget, then tokens to equal error.
 
-    Rows are by rising error at the largest budget that most methods have. A method that no budget
-    reaches, or that the world refuses, has its reason in the last column.
+    Methods by their least error. A method that the world refuses, or that does not reach vine's
+    error, has its reason in the last column.
     """
     own = table.filter(metric=METRIC)
     rows = []
@@ -76,8 +76,8 @@ def show(table: pl.DataFrame) -> pl.DataFrame:
 
 def _place(own: pl.DataFrame) -> tuple[bool, float]:
     """Methods by their least error; those without any come last."""
-    least = own["value"].min()
-    return least is None, 0.0 if least is None else float(least)
+    known: list[float] = own["value"].drop_nulls().to_list()
+    return not known, min(known, default=0.0)
 
 
 def _line(method: str, own: pl.DataFrame) -> dict[str, str]:
