@@ -5,6 +5,7 @@ Leaves out how gain turns into error at equal tokens (`leaderboard`).
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -41,7 +42,7 @@ RULES = ("untouched", "untouched, from logs", "tail and equal")
 """The rules whose errors the caption tells."""
 
 SERIES = {"raw": "raw_gain", "deduplicated": "gain", "rule": "predicted"}
-LOOKS = {
+LOOKS: dict[str, dict[str, Any]] = {
     "raw": {"color": style.MUTED, "marker": "s", "ls": ":"},
     "deduplicated": {"color": style.COLOURS[0], "marker": "o", "ls": "-"},
     "rule": {"color": style.COLOURS[1], "marker": "", "ls": "--"},
@@ -51,7 +52,7 @@ LABELS = {
     "deduplicated": "deduplicated: what coupling gives",
     "rule": "the rule 1 / (1 - untouched)",
 }
-WORLD_LOOKS = {
+WORLD_LOOKS: dict[str, dict[str, Any]] = {
     "errand": {"color": style.COLOURS[2], "marker": "D"},
     "chain": {"color": style.COLOURS[5], "marker": "o"},
     "bets": {"color": style.COLOURS[4], "marker": "^"},

@@ -163,13 +163,13 @@ def test_errors_by_hand():
 
 
 def test_a_threshold_by_hand():
-    """Twins pay from untouched .6 on, but for one cell of each setting."""
+    """Twins pay from untouched .6 on, but for two cells of each setting."""
     shares = [0.1, 0.3, 0.5, 0.7, 0.9]
     pays = [False, False, False, True, True]
     cells = [
         cell(f"s{number}", untouched=share, gain=3.0 if does else 1.0)
         for number in range(2)
-        for share, does in zip([*shares, 0.05], [*pays, True], strict=True)
+        for share, does in zip([*shares, 0.05, 0.8], [*pays, True, False], strict=True)
     ]
     found = {
         (row["predictor"], row["pays_at"], row["half"]): row
@@ -177,8 +177,8 @@ def test_a_threshold_by_hand():
     }
     row = found["untouched", 1.5, "test"]
     assert row["threshold"] == pytest.approx(0.6)
-    assert (row["num_pays"], row["num_not"]) == (3, 3)
-    assert (row["sensitivity"], row["specificity"]) == (pytest.approx(2 / 3), 1.0)
+    assert (row["num_pays"], row["num_not"]) == (3, 4)
+    assert (row["sensitivity"], row["specificity"]) == (pytest.approx(2 / 3), 0.75)
 
 
 def test_cells_without_a_gain_or_an_estimate_are_left_out():
