@@ -74,7 +74,7 @@ def draw(table: pl.DataFrame) -> Figure:
     for upper, below, setting in zip(curves, ends, settings, strict=True):
         own = table.filter(setting=setting)
         _draw_curves(upper, own)
-        upper.set_title(setting)
+        upper.set_title(setting, loc="right", fontsize=7.5)
         _draw_ends(below, own, order)
         below.set_yticks(range(len(order)), [""] * len(order))
     curves[0].set_ylabel("exact return")
@@ -89,14 +89,15 @@ def draw(table: pl.DataFrame) -> Figure:
 def ranking(table: pl.DataFrame) -> list[str]:
     """The methods, best first, by the mean over settings of how far their mean return gets.
 
-    That is from the lowest method's, 0, to the return of the best policy, 1. A method that is not
-    in all settings counts where it is.
+    That is from the lowest method's, 0, to the return of the best policy, 1. Methods that more
+    settings have come first.
     """
     least = pl.col("return").min()
     share = (pl.col("return") - least) / (pl.col("best_return").first() - least)
     shares = _last(table, "mean").with_columns(share=share.over("setting"))
-    means = shares.group_by("method").agg(pl.col("share").mean())
-    return means.sort("share", "method", descending=[True, False])["method"].to_list()
+    means = shares.group_by("method").agg(pl.len().alias("count"), pl.col("share").mean())
+    ranked = means.sort("count", "share", "method", descending=[True, True, False])
+    return ranked["method"].to_list()
 
 
 def _last(table: pl.DataFrame, reading: str) -> pl.DataFrame:
@@ -158,7 +159,7 @@ def _draw_ends(panel: Axes, own: pl.DataFrame, order: Sequence[str]) -> None:
     least, most = min(last["return"].to_list()), last["best_return"][0]
     panel.set_xlim(least - 0.1 * (most - least), most + 0.06 * (most - least))
     panel.set_ylim(len(order) - 0.4, -0.6)
-    panel.set_xlabel(f"mean return up to {style.short_number(last['budget'][0])} tokens")
+    panel.set_xlabel(f"mean return\nup to {style.short_number(last['budget'][0])} tokens")
 
 
 def caption(table: pl.DataFrame) -> str:
@@ -172,7 +173,7 @@ def caption(table: pl.DataFrame) -> str:
         f"colour, dotted: the best policy, bands ({' and '.join(BANDED)}): 95% t intervals over "
         f"{' or '.join(map(str, seeds))} seeds. Below: the mean of the curve over the tokens, for "
         "all methods, ordered by how far it gets to the best policy; a method is missing where "
-        "the world lacks what it needs. Intervals may leave their panel."
+        "the world lacks what it needs, and then stands last. Intervals may leave their panel."
     )
     if table["reconstructed"].any():
         text += " * Reconstructed from second-hand descriptions."
