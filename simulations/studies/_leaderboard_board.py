@@ -62,20 +62,23 @@ def differences(
 
 
 def _difference(curve: Curve, reference: Curve, budget: float) -> dict[str, Any]:
-    """The mean difference of squared errors at a budget, paired over seeds."""
+    """The mean difference of log squared errors at a budget, paired over seeds, as a ratio."""
     name = reference.known["method"]
     row = {key: curve.known[key] for key in (*IDENTITY, "method", *FLAGS)}
     row |= {"reference": name, "budget": budget, "num_seeds": 0, "reason": None}
-    empty = dict.fromkeys(("difference", "low", "high", "pvalue"))
+    empty = dict.fromkeys(("ratio", "low", "high", "pvalue"))
     own, reason = read(curve, "mse", budget)
     other, missing = read(reference, "mse", budget)
     if reason is not None or missing is not None:
         return row | empty | {"reason": reason or f"{name}: {missing}"}
-    result = paired(own, other, test="t")
-    low, high = result.confidence_interval(method="t") or (None, None)
+    if min(own.min(), other.min()) <= 0:
+        return row | empty | {"reason": "an error of 0 has no ratio"}
+    result = paired(np.log(own), np.log(other), test="t")
+    ends = result.confidence_interval(method="t") or (None, None)
+    low, high = (None if end is None else float(np.exp(end)) for end in ends)
     reason = None if result.pvalue is not None else "one seed, or the same in all seeds"
     return row | {
-        "difference": result.estimate,
+        "ratio": None if result.estimate is None else float(np.exp(result.estimate)),
         "low": low,
         "high": high,
         "pvalue": result.pvalue,

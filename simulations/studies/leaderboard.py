@@ -24,8 +24,8 @@ Table `leaderboard` (one row a setting, method, budget, metric): setting, world,
 method, budget (tokens over base_tokens), metric, value, low, high (95% t interval over seeds),
 num_seeds, reconstructed, estimates_advantage, reason (why value is null).
 Table `leaderboard_differences` (one row a setting, reference, method, budget): also reference
-(twice or vine), difference (mse of method minus that of reference, paired over seeds), low, high
-(95% t), pvalue, pvalue_holm (corrected over all comparisons of the setting).
+(twice or vine), ratio (of mse, method over reference: differences of its logarithm are paired over
+seeds), low, high (95% t), pvalue, pvalue_holm (corrected over all comparisons of the setting).
 Table `leaderboard_tokens` (one row a setting, metric, method): metric (mse for methods that
 estimate A, mse_scaled for all), target (that of vine with 9 rollouts), reference_tokens (what vine
 spends on forks for it), auxiliary_tokens (what the method needs beyond the base group to reach it:

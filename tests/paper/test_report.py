@@ -4,6 +4,7 @@ from html.parser import HTMLParser
 import pytest
 
 from paper import logs
+from paper.figures import FIGURES
 from paper.report import overview, write_report
 from tests.paper import synthetic
 from twinstats import logged_pairs
@@ -44,7 +45,7 @@ def page(all_runs, tmp_path_factory):
 
 def test_the_page_is_well_formed_and_self_contained(page):
     parsed = Page(page)
-    assert parsed.tags.count("img") == 4
+    assert parsed.tags.count("img") == len(FIGURES)
     assert "script" not in parsed.tags
     assert all(address.startswith(("data:", "#")) for address in parsed.addresses)
     assert not re.search(r"url\(|@import|<link", page)
@@ -97,7 +98,7 @@ def test_figures_without_logs_are_named(tmp_path):
     run = synthetic.study_run(tmp_path / "run", leaderboard=synthetic.leaderboard_rows())
     write_report([run], tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "3 figures not drawn" in text
+    assert f"{len(FIGURES) - 1} figures not drawn" in text
     assert "no complexity in run; make it with `twice simulate" in text
     assert "Twin inspector" not in text
 

@@ -19,7 +19,7 @@ def test_numbers_are_those_of_the_logs(table):
     assert own["ratio"].to_list() == [0.25, 0.25] and own["ratio_high"].null_count() == 2
     (tested,) = table.drop_nulls("pvalue_holm").to_dicts()
     assert (tested["method"], tested["metric"], tested["budget"]) == ("rloo", "mse", 1.0)
-    assert (tested["difference"], tested["pvalue_holm"]) == (0.7, 0.04)
+    assert (tested["over_twice"], tested["pvalue_holm"]) == (2.4, 0.04)
     assert len(table) == 12
 
 
