@@ -19,7 +19,7 @@ from trainer.config import ModelConfig
 from trainer.policy import build_model
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
-collect_ignore_glob = [] if HAS_VLLM else ["test_*.py"]
+collect_ignore_glob = [] if HAS_VLLM else ["*.py"]
 
 MODEL = ModelConfig(
     layers=2, hidden=64, intermediate=128, heads=2, kv_heads=1, vocabulary=600, max_length=256
