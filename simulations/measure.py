@@ -113,7 +113,8 @@ def score_sum(world: Any, place: np.ndarray, weight: np.ndarray) -> np.ndarray:
 def trained_gradient(world: Any, credits: Sequence[Credit]) -> np.ndarray:
     """`score_sum` of share * credit over all trained turns, those of trained forks too.
 
-    A turn without credit is not trained.
+    A turn without credit is not trained. Token weights have mean 1 within a turn, so that a turn
+    of one decision ignores them.
     """
     trained = [
         (episode, values, np.ones(len(values)) if credit.share is None else credit.share[index])

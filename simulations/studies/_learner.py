@@ -6,11 +6,10 @@ Leaves out how curves of several seeds are read (`_learning_summary`).
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from simulations.measure import score_sum
+from simulations.measure import trained_gradient
 from simulations.worlds.tabular import TabularWorld
 from twinstats.credit import assign
 from twinstats.credit.registry import Method, Ratios
@@ -103,7 +102,7 @@ def learn(world: TabularWorld, method: Method, plan: Plan, *, step_size: float) 
             points.append(last)
         if reached > plan.total_tokens:
             return points
-        gradient = policy_gradient(world, credits)
+        gradient = trained_gradient(world, credits)
         if plan.shares_turns:
             gradient = np.broadcast_to(gradient.sum(axis=0), gradient.shape)
         after = world.with_logits(world.tables.logits + ascent.step(gradient))
@@ -115,17 +114,6 @@ def learn(world: TabularWorld, method: Method, plan: Plan, *, step_size: float) 
             auxiliary_tokens=last.auxiliary_tokens + auxiliary,
             value=expected_outcome(world, tasks),
         )
-
-
-def policy_gradient(world: TabularWorld, credits: Sequence[Credit]) -> np.ndarray:
-    """Sum over trained turns of share * credit * gradient of log pi (turn, state, action).
-
-    Forks that a method trains count as its factuals do; a null credit is not trained. Token
-    weights have mean 1 within a turn, so that a turn of one decision ignores them.
-    """
-    place, weight = _places(world, credits), _weights(credits)
-    trained = ~np.isnan(weight)
-    return score_sum(world, place[:, trained], weight[trained])
 
 
 def likelihood_ratios(
@@ -176,14 +164,3 @@ def _passes_mark(before: int, after: int, plan: Plan) -> bool:
 
 def _places(world: TabularWorld, credits: Sequence[Credit]) -> np.ndarray:
     return np.concatenate([world.places(e) for c in credits for e in c.episodes], axis=1)
-
-
-def _weights(credits: Sequence[Credit]) -> np.ndarray:
-    """Credit times share of every turn; NaN where it is null."""
-    return np.concatenate([own for credit in credits for own in _shared(credit)])
-
-
-def _shared(credit: Credit) -> Sequence[Any]:
-    if credit.share is None:
-        return credit.values
-    return [own * part for own, part in zip(credit.values, credit.share, strict=True)]

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from simulations.measure import trained_gradient
 from simulations.studies import learning
 from simulations.studies._learner import (
     Ascent,
@@ -14,7 +15,6 @@ from simulations.studies._learner import (
     expected_outcome,
     learn,
     likelihood_ratios,
-    policy_gradient,
 )
 from simulations.studies._learning_summary import BUDGETS, NUM_MARKS, chosen, read_curve
 from simulations.worlds import Chain
@@ -54,13 +54,13 @@ def test_the_gradient_trains_forks_with_their_share_and_leaves_out_nulls():
         credits = assign(world, played(world), method)
         assert any(e.fork for credit in credits for e in credit.episodes)
         np.testing.assert_allclose(
-            policy_gradient(world, credits), by_hand(world, credits), atol=1e-12
+            trained_gradient(world, credits), by_hand(world, credits), atol=1e-12
         )
     (group,) = played(world, tasks=1)
     values = [np.full(e.num_turns, np.nan) for e in group.episodes]
-    assert not policy_gradient(world, [Credit(episodes=group.episodes, values=values)]).any()
+    assert not trained_gradient(world, [Credit(episodes=group.episodes, values=values)]).any()
     values[1][2] = 0.5
-    found = policy_gradient(world, [Credit(episodes=group.episodes, values=values)])
+    found = trained_gradient(world, [Credit(episodes=group.episodes, values=values)])
     assert {turn for turn, *_ in zip(*np.nonzero(found), strict=True)} == {2}
 
 
@@ -78,7 +78,7 @@ def test_the_gradient_of_exact_credit_is_the_policy_gradient_by_enumeration():
         Credit(episodes=g.episodes, values=[world.truth(e)[2] for e in g.episodes])
         for g in played(world, tasks=1, rollouts=4000)
     ]
-    np.testing.assert_allclose(policy_gradient(world, credits) / 4000, total, atol=0.02)
+    np.testing.assert_allclose(trained_gradient(world, credits) / 4000, total, atol=0.02)
 
 
 def test_returns_are_those_of_enumeration():
@@ -172,7 +172,7 @@ def test_memories_get_the_ratios_of_each_update():
     learn(world, Method("diary", entry, {}), Plan(total_tokens=100, num_tasks=2), step_size=1.0)
     assert [credits[0].episodes[0].step for credits, _ in seen] == [0, 1]
     credits, ratios = seen[0]
-    step = Ascent(1.0).step(policy_gradient(world, credits))
+    step = Ascent(1.0).step(trained_gradient(world, credits))
     after = world.with_logits(world.tables.logits + step)
     for credit, own in zip(credits, ratios, strict=True):
         for episode, ratio in zip(credit.episodes, own, strict=True):
