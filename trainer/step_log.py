@@ -10,6 +10,7 @@ import numpy as np
 
 from trainer.config import Config
 from trainer.policy import Policy
+from twinstats.credit.baseline import group_info
 from twinstats.credit.budget import allocation_rows
 from twinstats.episodes import RESAMPLE, Credit, Episode, Group
 from twinstats.records import Run
@@ -60,9 +61,8 @@ def play_metrics(groups: Sequence[Group], credits: Sequence[Credit]) -> dict[str
     forks = forks_of(credits)
     episodes = [episode for group in groups for episode in group.episodes]
     outcomes = [episode.outcome for episode in episodes if episode.outcome is not None]
-    uninformative = sum(
-        bool(credit.info["zero_variance"] or credit.info["singleton_groups"]) for credit in credits
-    )
+    said = [group_info(group) for group in groups]  # a method of one's own need not say it
+    uninformative = sum(bool(one["zero_variance"] or one["singleton_groups"]) for one in said)
     metrics = {
         "train/outcome_share": float(np.mean(outcomes)) if outcomes else float("nan"),
         "train/success_share": float(np.mean([bool(episode.success) for episode in episodes])),

@@ -1,5 +1,6 @@
 """What keyed requests sample in real vLLM, against the plain loop and the reference engine."""
 
+import importlib
 from dataclasses import replace
 
 import numpy as np
@@ -77,8 +78,7 @@ def test_batch_mates_and_order_change_nothing(llm, cases):
 
 
 def test_rows_that_move_keep_their_noise(llm, model, monkeypatch):
-    import trainer.processors.vllm as module
-
+    module = importlib.import_module("trainer.processors.vllm")  # the one that vLLM loads
     moves, places = [], {}
     if lab.IS_V2:
         original = module.KeyedV2.add_request
