@@ -144,8 +144,8 @@ def retrofit(
         typer.echo(f"{place}: not adopted: {reason}.", err=True)
     typer.echo(
         f"{out}: {len(logged) - len(found.failures)} of {len(logged)} episodes adopted, "
-        f"{found.num_forks} forks; of {found.num_null} null twins "
-        f"{found.num_disagreeing} drew other tokens."
+        f"{found.num_forks} forks; {found.num_credited} of {found.num_turns} turns got credit; "
+        f"of {found.num_null} null twins {found.num_disagreeing} drew other tokens."
     )
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+
 from trainer.config import Config
 from trainer.episode_log import LoggedEpisode
 from trainer.rollout import Rollout
@@ -17,7 +19,7 @@ from trainer.setup import make_method
 from trainer.step_log import forks_of, log_step, play_metrics
 from trainer.tasks.rows import row_by_id
 from twinstats.credit import Method, assign
-from twinstats.episodes import Episode, Task, group_by_task
+from twinstats.episodes import Credit, Episode, Task, group_by_task
 from twinstats.errors import UsageError
 from twinstats.records import Run, create_run, metric_rows
 from twinstats.rows import null_disagreements
@@ -31,12 +33,16 @@ class Retrofit:
 
     Attributes:
         failures: Those that could not be adopted: their place in the file, and why.
+        num_turns: Turns of the adopted episodes.
+        num_credited: Those that got credit.
         num_forks: Forks played.
         num_null: Null twins among them.
         num_disagreeing: Null twins that did not draw what their factual had.
     """
 
     failures: tuple[tuple[str, str], ...] = ()
+    num_turns: int = 0
+    num_credited: int = 0
     num_forks: int = 0
     num_null: int = 0
     num_disagreeing: int = 0
@@ -44,6 +50,8 @@ class Retrofit:
     def __add__(self, other: "Retrofit") -> "Retrofit":
         return Retrofit(
             failures=self.failures + other.failures,
+            num_turns=self.num_turns + other.num_turns,
+            num_credited=self.num_credited + other.num_credited,
             num_forks=self.num_forks + other.num_forks,
             num_null=self.num_null + other.num_null,
             num_disagreeing=self.num_disagreeing + other.num_disagreeing,
@@ -147,8 +155,8 @@ def _failures(
 
 def _credited(
     rollout: Rollout, method: Method, run: Run, config: Config, replayed: Sequence[Episode]
-) -> tuple[list[Episode], list[Episode]]:
-    """One step: adopts and credits episodes and logs them; returns them and their forks."""
+) -> tuple[list[Episode], list[Credit]]:
+    """One step: adopts and credits episodes and logs them; returns them and their credit."""
     begun = time.perf_counter()
     step = replayed[0].step
     adopted = rollout.explain(replayed)
@@ -159,15 +167,24 @@ def _credited(
     metrics = play_metrics(groups, credits)
     metrics["time/step_seconds"] = time.perf_counter() - begun
     run.write("metrics", step, metric_rows(step, metrics))
-    return adopted, forks_of(credits)
+    return adopted, credits
 
 
 def _summary(
-    logged: Sequence[LoggedEpisode], adopted: Sequence[Episode], forks: Sequence[Episode]
+    logged: Sequence[LoggedEpisode], adopted: Sequence[Episode], credits: Sequence[Credit]
 ) -> Retrofit:
+    forks = forks_of(credits)
+    values = [
+        own
+        for credit in credits
+        for episode, own in zip(credit.episodes, credit.values, strict=True)
+        if episode.fork is None and episode.outcome is not None
+    ]
     num_null, num_disagreeing, _ = null_disagreements(forks)
     return Retrofit(
         failures=_failures(logged, adopted),
+        num_turns=sum(map(len, values)),
+        num_credited=sum(int(np.isfinite(own).sum()) for own in values),
         num_forks=len(forks),
         num_null=num_null,
         num_disagreeing=num_disagreeing,

@@ -1,6 +1,7 @@
 """`twice retrofit`: a file of logged episodes becomes a run with credit, or is refused by line."""
 
 import json
+import re
 from dataclasses import asdict
 
 import numpy as np
@@ -124,6 +125,8 @@ def test_the_run_says_what_it_is(retrofit, rows, tmp_path):
 def test_null_twins_are_counted_and_agree(retrofit, rows, tmp_path):
     code, told, _ = retrofit(rows * 2, *setting("credit.budget=9", "credit.null=1"))
     assert code == 0 and "null twins 0 drew other tokens" in told
+    got, turns = (int(n) for n in re.search(r"(\d+) of (\d+) turns got credit", told).groups())
+    assert 0 < got <= turns
     metrics = read(tmp_path / "out", "metrics").collect()
     found = {
         name: metrics.filter(pl.col("name") == f"pairs/null_{name}")["value"].sum()
