@@ -201,7 +201,7 @@ def draw(played: dict[str, list[tuple[Episode, Episode]]]) -> Figure:
     handles, names = lines.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
     figure.suptitle(
-        "Later turns of a twin: the factual's tokens (blue), others (orange), no such turn in the factual (white)",
+        "Later turns of a twin: the factual's tokens (blue), others (orange), no such turn (white)",
         fontsize=11,
     )
     return figure
