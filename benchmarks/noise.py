@@ -14,6 +14,7 @@ from benchmarks.measure import Comparison, report
 from trainer import noise
 from trainer.config import Config, RolloutConfig, TaskConfig
 from trainer.engines.hf import Sampler
+from trainer.noise import logged
 from trainer.setup import cache_folder, make_rollout
 from trainer.tasks import rows
 from trainer.warmup import warm_policy
@@ -96,7 +97,10 @@ def _kernel(bonus: float) -> Comparison:
 
 
 def _engine(parts: int, batch: int) -> Comparison:
-    """Both sides decode the same tokens: the ordinary side draws, then takes the recorded ones."""
+    """Both sides decode the same tokens: the ordinary side draws, then takes the recorded ones.
+
+    Ours draws with the engine's default, which looks for logged noise in every row.
+    """
     recorded: list[torch.Tensor] = []
     replayed: Iterator[torch.Tensor] = iter(())
 
@@ -117,7 +121,7 @@ def _engine(parts: int, batch: int) -> Comparison:
     play(record)
     return Comparison(
         what=f"{parts}-part episodes, {batch} rows, {sum(map(len, recorded))} tokens",
-        ours=lambda: play(noise.sample),
+        ours=lambda: play(logged.sample),
         theirs=theirs,
         goal=ENGINE_GOAL,
     )
