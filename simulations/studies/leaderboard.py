@@ -149,13 +149,13 @@ _TOKENS = (
 )
 
 SETTINGS = (
-    Setting(world=_BANDIT, num_tasks=64),
+    Setting(world=_BANDIT, num_tasks=32),
     *(Setting(world=_chain(h, d)) for h in (5, 10) for d in (0.1, 0.3, 1.0)),
     *(Setting(world=_chain(30, d), num_tasks=4) for d in (0.1, 0.3, 1.0)),
     *(Setting(world=_chain(100, d), sweep=_LONG, num_tasks=2, num_steps=1) for d in (0.1, 0.3)),
     Setting(world=_ENDING),
     *(Setting(world=world, num_tasks=6) for world in _ERRANDS),
-    *(Setting(world=world, num_tasks=6) for world in _TOKENS),
+    *(Setting(world=world, num_tasks=4, num_steps=1) for world in _TOKENS),
 )
 _FEW = TokensSetting(name="tokens 6", horizon=6, vocabulary=40, limit=4)
 QUICK = (
