@@ -13,8 +13,8 @@ import torch
 from benchmarks.measure import Comparison, report
 from trainer import noise
 from trainer.config import Config, RolloutConfig, TaskConfig
-from trainer.engines.hf import Sampler
-from trainer.noise import logged
+from trainer.noise import sources
+from trainer.noise.sources import Sampler
 from trainer.setup import cache_folder, make_rollout
 from trainer.tasks import rows
 from trainer.warmup import warm_policy
@@ -105,7 +105,7 @@ def _engine(parts: int, batch: int) -> Comparison:
     replayed: Iterator[torch.Tensor] = iter(())
 
     def record(*arguments: object) -> torch.Tensor:
-        recorded.append(noise.sample(*arguments))
+        recorded.append(sources.sample(*arguments))
         return recorded[-1]
 
     def ordinary(logits: torch.Tensor, *_: object) -> torch.Tensor:
@@ -121,7 +121,7 @@ def _engine(parts: int, batch: int) -> Comparison:
     play(record)
     return Comparison(
         what=f"{parts}-part episodes, {batch} rows, {sum(map(len, recorded))} tokens",
-        ours=lambda: play(logged.sample),
+        ours=lambda: play(sources.sample),
         theirs=theirs,
         goal=ENGINE_GOAL,
     )

@@ -60,8 +60,7 @@ def _is_turn(tokens: Sequence[int], ends: Callable[[Sequence[int]], bool]) -> bo
 
 
 def _unscored(tokens: Sequence[int]) -> SampledTurn:
-    nan = float("nan")
-    return SampledTurn(tokens=tuple(tokens), logprob=nan, entropy=nan, is_stopped=True)
+    return SampledTurn(tokens=tuple(tokens), logprobs=None, entropy=None, is_stopped=True)
 
 
 @torch.inference_mode()

@@ -8,7 +8,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -37,6 +37,8 @@ _LEAST: dict[str, float] = {
     "rollout.group_size": 1,
     "rollout.max_turn_tokens": 1,
     "rollout.max_batch": 1,
+    "engine.cache_mib": 0,
+    "needs.critic_learning_rate": 0,
     "credit.twins": 1,
     "credit.rollouts": 1,
     "length.steps": 0,
@@ -47,7 +49,15 @@ _LEAST: dict[str, float] = {
     "checkpoint.keep": 1,
     "log.text_rows": 0,
 }
-_POSITIVE = ("rollout.temperature", "warmup.decay_share", "optimizer.max_gradient_norm")
+_POSITIVE = (
+    "rollout.temperature",
+    "rollout.tool_seconds",
+    "engine.timeout_seconds",
+    "engine.parity_nats",
+    "warmup.decay_share",
+    "optimizer.max_gradient_norm",
+)
+_FREE = ("credit.options",)  # under them any name goes; what reads them refuses wrong ones
 _SHARES = (
     "warmup.four_part_share",
     "warmup.decay_share",
@@ -99,13 +109,45 @@ class TaskConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutConfig:
-    """How episodes are played."""
+    """How episodes are played. A tool that takes longer than `tool_seconds` has failed."""
 
     groups: int = 4
     group_size: int = 8
     temperature: float = 1.0
     max_turn_tokens: int = 32
     max_batch: int = 128
+    tool_seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What samples: `hf`, or vLLM in this process or at `servers` (addresses, comma-separated).
+
+    `drafts` lets twins verify their factual's tokens instead of decoding them (`hf`); `cache_mib`
+    bounds the keys and values kept for forks (`hf`). After each change of weights an engine of its
+    own must agree with the learner's log-probabilities to `parity_nats` a token.
+    """
+
+    name: Literal["hf", "vllm"] = "hf"
+    drafts: bool = True
+    cache_mib: int = 2048
+    servers: str = ""
+    timeout_seconds: float = 120.0
+    parity_nats: float = 0.05
+    batch_invariant: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeedsConfig:
+    """What methods need besides episodes: critic, judge, regressor.
+
+    `judge` is the policy itself, or the address of an OpenAI-compatible server.
+    """
+
+    critic_learning_rate: float = 1e-3
+    judge: str = "policy"
+    judge_model: str = ""
+    regressor: Literal["auto", "tabpfn", "sklearn"] = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +155,8 @@ class CreditConfig:
     """The credit method; a method takes from here the options it has.
 
     `budget` is the expected auxiliary tokens as a multiple of the factual ones; none means
-    `twins` twins of every turn.
+    `twins` twins of every turn. Any other option of the method is set by
+    `credit.options.NAME=VALUE`.
     """
 
     method: str = "rloo"
@@ -123,6 +166,7 @@ class CreditConfig:
     explore: float = 0.1
     null: float = 0.05
     fresh: float = 0.1
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +233,8 @@ class Config:
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    needs: NeedsConfig = field(default_factory=NeedsConfig)
     credit: CreditConfig = field(default_factory=CreditConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -236,9 +282,13 @@ def paths(tree: Any, prefix: str = "") -> list[str]:
 
 
 def _with(tree: Any, path: str, names: list[str], text: str, known: list[str]) -> Any:
-    if path not in known or path == "recipe":
+    holder = path.rsplit(".", 1)[0]
+    if path == "recipe" or path not in known and holder not in _FREE:
         raise unknown("configuration key", path, [name for name in known if name != "recipe"])
     name, rest = names[0], names[1:]
+    if rest and isinstance(getattr(tree, name), Mapping):
+        own = {**getattr(tree, name), rest[0]: text}
+        return dataclasses.replace(tree, **{name: own})
     if rest:
         return dataclasses.replace(
             tree, **{name: _with(getattr(tree, name), path, rest, text, known)}

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer import adoption
 from trainer.engines import SampledTurn
-from trainer.noise.logged import Noise
+from trainer.noise.sources import Noise
 from trainer.policy import Policy
 from trainer.tasks import Environment, ToolError
 from twinstats.episodes import KEEP, RESAMPLE, Episode, Fork, Task, Turn
@@ -133,6 +133,14 @@ class Play:
         if stream == FACTUAL.tail and slot in self._logged:
             return self._logged[slot]
         return self._key(stream, slot)
+
+    def draft(self) -> tuple[int, ...]:
+        """What the factual said in the slot of the turn that is sampled next, if it was there."""
+        return ()
+
+    def fail(self, reason: str) -> None:
+        """Ends the episode without an outcome."""
+        self._result = self._failed(reason)
 
     def advance(self, turn: SampledTurn) -> list[int] | None:
         """Plays a sampled turn; the ids of what the environment shows next, null when over."""

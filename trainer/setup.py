@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 
 from trainer.config import Config
-from trainer.engines.hf import HfEngine, Sampler
-from trainer.noise import logged
+from trainer.engines.hf import HfEngine
+from trainer.noise import sources
+from trainer.noise.sources import Sampler
 from trainer.play import Limits
 from trainer.policy import Policy
 from trainer.rollout import Rollout
@@ -36,7 +37,7 @@ def check(config: Config) -> None:
     make_method(config)
 
 
-def make_rollout(policy: Policy, config: Config, *, sampler: Sampler = logged.sample) -> Rollout:
+def make_rollout(policy: Policy, config: Config, *, sampler: Sampler = sources.sample) -> Rollout:
     """The rollout of a policy with the `hf` engine.
 
     Raises:

@@ -118,7 +118,12 @@ class Script:
                 text = self._choose(session, key, len(self.keys[-1]))
                 self.keys[-1].append(key)
                 tokens = tuple(ord(letter) for letter in text)
-                turn = SampledTurn(tokens=tokens, logprob=-1.0, entropy=0.5, is_stopped=True)
+                turn = SampledTurn(
+                    tokens=tokens,
+                    logprobs=(-1.0 / len(tokens),) * len(tokens),
+                    entropy=0.5,
+                    is_stopped=True,
+                )
                 following = session.advance(turn)
 
     def ends(self, tokens):
@@ -196,7 +201,7 @@ def dice():
     def seeded(seed):
         generator = torch.Generator().manual_seed(seed)
 
-        def draw(logits, noises, positions, temperature):
+        def draw(logits, noises, before, temperature):
             law = torch.softmax(logits / temperature, -1)
             return torch.multinomial(law, 1, generator=generator)[:, 0]
 

@@ -8,7 +8,8 @@ from scipy.stats import chisquare
 from trainer import noise
 from trainer.engines.hf import HfEngine
 from trainer.noise import logged
-from trainer.noise.logged import LoggedNoise, sample
+from trainer.noise.logged import LoggedNoise
+from trainer.noise.sources import sample
 from twinstats.coupling import joint, posterior_gumbel
 from twinstats.noise import LogitsError, NoiseKey
 
@@ -38,7 +39,7 @@ def test_every_logged_token_is_drawn_again(temperature):
         for row, one in enumerate(zip(tokens, logits, strict=True))
     ]
     for position in range(5):
-        found = sample(torch.tensor(logits[:, position]), noises, [position] * 40, temperature)
+        found = sample(torch.tensor(logits[:, position]), noises, [[0] * position] * 40, temperature)
         assert found.tolist() == tokens[:, position].tolist()
 
 
@@ -50,17 +51,18 @@ def test_rows_with_a_key_are_drawn_as_if_they_were_alone():
     mixed[1], mixed[4] = (explains([9], logits[[row]], row=row) for row in (1, 4))
     positions = [0, 0, 5, 1, 0, 2]
     plain = noise.sample(torch.tensor(logits), keys, positions).tolist()
-    assert sample(torch.tensor(logits), keys, positions).tolist() == plain
+    before = [[0] * position for position in positions]
+    assert sample(torch.tensor(logits), keys, before).tolist() == plain
     expected = [9 if row in (1, 4) else token for row, token in enumerate(plain)]
     assert expected != plain
-    assert sample(torch.tensor(logits), mixed, positions).tolist() == expected
+    assert sample(torch.tensor(logits), mixed, before).tolist() == expected
 
 
 def test_past_the_logged_tokens_the_noise_is_the_keys_own():
     logits = np.random.default_rng(3).normal(0, 1, (3, 300)).astype(np.float32)
     one = explains([5, 6], logits[:2])
     for position in (2, 3, 900):
-        found = sample(torch.tensor(logits[2:]), [one], [position])
+        found = sample(torch.tensor(logits[2:]), [one], [[0] * position])
         assert found.equal(noise.sample(torch.tensor(logits[2:]), [one.key], [position]))
 
 
@@ -70,16 +72,16 @@ def test_the_noise_is_the_posterior_at_the_logged_temperature():
     expected = posterior_gumbel(logits[1], 4, one.key, 1, 0.6)
     np.testing.assert_array_equal(one.at(1), expected)
     other = np.random.default_rng(5).normal(0, 1, 7)
-    drawn = sample(torch.tensor(other)[None], [one], [1], 1.3)
+    drawn = sample(torch.tensor(other)[None], [one], [[0]], 1.3)
     assert drawn.tolist() == [np.argmax(other / 1.3 + expected)]
 
 
 def test_greedy_draws_the_largest_logit_and_ties_go_to_the_lowest_id(monkeypatch):
     logits = torch.tensor([[0.0, 2.0, 2.0, 1.0]])
     one = explains([3], logits.numpy())
-    assert sample(logits, [one], [0], 0.0).tolist() == [1]
+    assert sample(logits, [one], [[]], 0.0).tolist() == [1]
     monkeypatch.setattr(logged, "posterior_gumbel", lambda *_: np.zeros(4))
-    assert sample(logits, [one], [0]).tolist() == [1]
+    assert sample(logits, [one], [[]]).tolist() == [1]
 
 
 def test_logits_without_a_law_are_refused_by_row():
@@ -87,7 +89,7 @@ def test_logits_without_a_law_are_refused_by_row():
     noises = [NoiseKey(7, 3, row, 2) for row in range(2)] + [explains([0], logits[:1].numpy())]
     logits[2, 1] = torch.nan
     with pytest.raises(LogitsError, match="row 2") as found:
-        sample(logits, noises, [0, 0, 0])
+        sample(logits, noises, [[], [], []])
     assert found.value.row == 2
 
 
@@ -98,7 +100,7 @@ def counts(p_logits, q_logits, runs, *, wrong=False):
     tokens = torch.multinomial(law, runs, replacement=True, generator=generator).tolist()
     told = [(token + 1) % len(p_logits) if wrong else token for token in tokens]
     noises = [explains([token], p_logits[None], row=row) for row, token in enumerate(told)]
-    drawn = sample(torch.tensor(q_logits).expand(runs, -1), noises, [0] * runs)
+    drawn = sample(torch.tensor(q_logits).expand(runs, -1), noises, [[]] * runs)
     found = np.zeros((len(p_logits), len(q_logits)))
     np.add.at(found, (tokens, drawn.numpy()), 1)
     return found
@@ -186,4 +188,4 @@ def test_a_turn_is_over_with_a_stop_token_or_all_the_tokens_it_may_have(policy):
 def test_logits_that_need_a_gradient_are_drawn_from_like_any():
     logits = torch.zeros(1, 5)
     one = explains([3], logits.numpy())
-    assert sample(logits.clone().requires_grad_(), [one], [0]).tolist() == [3]
+    assert sample(logits.clone().requires_grad_(), [one], [[]]).tolist() == [3]

@@ -11,15 +11,12 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedModel
 
-from trainer.engines import SampledTurn, Session
+from trainer.engines import Counts, SampledTurn, Session
 from trainer.engines.slots import SlotCache
-from trainer.noise import logged
-from trainer.noise.logged import Noise
+from trainer.noise import sources
+from trainer.noise.sources import Noise, Sampler
 
 _PATIENCE = 8
-
-Sampler = Callable[[torch.Tensor, Sequence[Noise], Sequence[int], float], torch.Tensor]
-"""Token ids (R,) from logits (R, V), noise, positions within the turn, and a temperature."""
 
 
 @dataclass(slots=True)
@@ -30,7 +27,7 @@ class _Slot:
     pending: list[int]
     noise: Noise
     tokens: list[int] = field(default_factory=list)
-    logprob: float = 0.0
+    logprobs: list[float] = field(default_factory=list)
     entropy: float = 0.0
 
 
@@ -52,14 +49,15 @@ class HfEngine:
         stop: frozenset[int],
         max_turn_tokens: int,
         max_batch: int = 128,
-        sampler: Sampler = logged.sample,
+        sampler: Sampler = sources.sample,
     ) -> None:
         self._model = model
         self._stop = stop
         self._max_turn_tokens = max_turn_tokens
         self._max_batch = max_batch
         self._sampler = sampler
-        self.encoded = 0
+        self.counts = Counts()
+        self.explains = True
 
     @torch.inference_mode()
     def run(self, sessions: Sequence[Session], *, temperature: float) -> None:
@@ -83,8 +81,12 @@ class HfEngine:
         """Whether a turn is over with the last of these tokens: a stop id, or all it may have."""
         return tokens[-1] in self._stop or len(tokens) >= self._max_turn_tokens
 
+    def sync(self) -> None:
+        """Nothing to do: the weights are read at each call."""
+
     def _forward(self, batch: "_Batch", rows: list[int]) -> torch.Tensor:
-        self.encoded += sum(len(batch.slot(row).pending) for row in rows)
+        self.counts.passes += 1
+        self.counts.encoded += sum(len(batch.slot(row).pending) for row in rows)
         return batch.forward(rows)
 
     def _sample(
@@ -92,8 +94,9 @@ class HfEngine:
     ) -> list[int]:
         """Draws the next token of each row; returns the rows whose session is over."""
         slots = [batch.slot(row) for row in rows]
-        noises, positions = [slot.noise for slot in slots], [len(slot.tokens) for slot in slots]
-        tokens = self._sampler(logits, noises, positions, temperature)
+        noises, before = [slot.noise for slot in slots], [slot.tokens for slot in slots]
+        tokens = self._sampler(logits, noises, before, temperature)
+        self.counts.sampled += len(tokens)
         logprobs = torch.log_softmax(logits / (temperature or 1.0), dim=-1)
         entropies = -(logprobs.exp() * logprobs).sum(-1)
         chosen = logprobs.gather(1, tokens[:, None])[:, 0]
@@ -103,7 +106,7 @@ class HfEngine:
         ):
             slot.tokens.append(token)
             slot.pending = [token]
-            slot.logprob += logprob
+            slot.logprobs.append(logprob)
             slot.entropy += entropy
             if self.ends(slot.tokens) and not _hand_over(slot, token in self._stop):
                 over.append(row)
@@ -114,7 +117,7 @@ def _hand_over(slot: _Slot, is_stopped: bool) -> bool:
     """Gives a finished turn to its session; returns whether the session goes on."""
     turn = SampledTurn(
         tokens=tuple(slot.tokens),
-        logprob=slot.logprob,
+        logprobs=tuple(slot.logprobs),
         entropy=slot.entropy / len(slot.tokens),
         is_stopped=is_stopped,
     )
@@ -123,7 +126,7 @@ def _hand_over(slot: _Slot, is_stopped: bool) -> bool:
         return False
     slot.pending = slot.pending + following
     slot.noise = slot.session.key()
-    slot.tokens, slot.logprob, slot.entropy = [], 0.0, 0.0
+    slot.tokens, slot.logprobs, slot.entropy = [], [], 0.0
     return True
 
 
