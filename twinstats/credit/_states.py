@@ -77,14 +77,14 @@ def _head(text: str, heads: list[str], similarity: float) -> str:
 
 
 def within(labels: Sequence[Hashable], values: np.ndarray, norm: Norm) -> np.ndarray:
-    """Each value against those with its label; 0 for a value that is alone.
+    """Each value against those with its label; 0 for one that is alone, or among equals.
 
     >>> within(["a", "b", "a"], np.array([1.0, 5.0, 0.0]), centred).tolist()
     [0.5, 0.0, -0.5]
     """
-    result = np.zeros(len(values))
+    result, plain = np.zeros(len(values)), values.tolist()
     for members in positions(labels).values():
-        if len(members) > 1:
+        if len({plain[member] for member in members}) > 1:
             result[members] = norm(values[members])
     return result
 

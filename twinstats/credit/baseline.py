@@ -62,14 +62,24 @@ def centred(values: np.ndarray) -> np.ndarray:
     [0.5, -0.5, nan]
     """
     scored = ~np.isnan(values)
+    if len(values) > 1 and scored.all():
+        return _deviations(values)
     result = np.full(len(values), np.nan)
     kept = values[scored]
     if len(kept) < 2:
         # One scored member of a larger group has no signal; a group of one is undefined.
         result[scored] = 0.0 if len(values) > 1 else np.nan
         return result
-    same = kept.max() == kept.min()
-    result[scored] = 0.0 if same else kept - math.fsum(kept) / len(kept)
+    result[scored] = _deviations(kept)
+    return result
+
+
+def _deviations(values: np.ndarray) -> np.ndarray:
+    """Of at least two values, none of them NaN."""
+    listed = values.tolist()
+    if min(listed) == max(listed):
+        return np.zeros(len(values))
+    result: np.ndarray = values - math.fsum(listed) / len(listed)
     return result
 
 
@@ -80,10 +90,11 @@ def standardised(values: np.ndarray, *, ddof: int = 1, epsilon: float = 1e-6) ->
     [0.707107, -0.707107]
     """
     deviations = centred(values)
-    kept = deviations[~np.isnan(deviations)]
-    if not kept.any():
+    kept = [value for value in deviations.tolist() if value == value]
+    if not any(kept):
         return deviations
-    return deviations / (math.sqrt(math.fsum(kept**2) / (len(kept) - ddof)) + epsilon)
+    square = math.fsum(value * value for value in kept)
+    return deviations / (math.sqrt(square / (len(kept) - ddof)) + epsilon)
 
 
 def standardised_turns(
