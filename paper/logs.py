@@ -18,18 +18,29 @@ class MissingLogs(UsageError):
     """The logs that a figure is drawn from are not there; the message says how to make them."""
 
 
-def missing(figure: str, needs: Sequence[str], runs: Sequence[Path], command: str) -> MissingLogs:
-    """The error for a figure whose logs are missing.
+def missing(
+    figure: str,
+    needs: Sequence[str],
+    runs: Sequence[Path],
+    command: str,
+    *,
+    rows: str = "rows of its own",
+) -> MissingLogs:
+    """The error for a figure whose logs are missing: the tables, or what a table lacks.
 
     Args:
         figure: Name of the figure.
         needs: Names of the tables it is drawn from; one is enough.
         runs: Where they were looked for.
         command: What makes them.
+        rows: What the figure needs of a table that is there.
     """
-    tables = " or ".join(needs)
+    found = [table for table in needs if any(readable_parts(run, table) for run in runs)]
+    absent = [table for table in needs if table not in found]
+    lacks = [f"no {' or '.join(absent)}"] if absent else []
+    lacks += [f"no {rows} in {' or '.join(found)}"] if found else []
     where = ", ".join(labels(runs).values())
-    return MissingLogs(f"{figure}: no {tables} in {where}; make it with `{command}`.")
+    return MissingLogs(f"{figure}: {' and '.join(lacks)} in {where}; make it with `{command}`.")
 
 
 def expand(paths: Sequence[Path]) -> list[Path]:

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import matplotlib
+import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, SymmetricalLogLocator
 from matplotlib.transforms import ScaledTranslation
 
 from twinstats.credit import METHODS
@@ -34,6 +35,9 @@ COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5
 
 LABEL_POINTS = 34
 """Height of an axis' ticks and label."""
+
+_MOST_DECADES = 2.5  # of a symmetrical logarithmic axis that names 2 and 5 as well
+_KEY_INCHES, _LETTER_INCHES = 0.5, 0.06  # of a legend's entry: its line, and each letter
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 MUTED = "#6b6b6b"
@@ -226,6 +230,40 @@ def plain_log_axis(axis: Axis) -> None:
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.set_major_formatter(lambda value, _: short_number(value))
     axis.set_minor_formatter(NullFormatter())
+
+
+def plain_symlog_axis(axis: Axis, *, linear: float) -> None:
+    """Labels an axis that is linear up to `linear` and logarithmic beyond with plain numbers.
+
+    The axis has its limits already: between far ones only powers of ten are named.
+    """
+    ends = np.abs(axis.get_view_interval())
+    num_decades = float(np.log10(np.maximum(ends / linear, 1)).sum())
+    steps = [1, 2, 5] if num_decades <= _MOST_DECADES else [1]
+    axis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=linear, subs=steps))
+    axis.set_major_formatter(lambda value, _: signed_number(value))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def signed_number(value: float) -> str:
+    """A number that may be negative as an axis shows it."""
+    return f"\N{MINUS SIGN}{short_number(-value)}" if value < 0 else short_number(value)
+
+
+def shared_legend(figure: Figure, panels: Sequence[Axes], *, last: str) -> None:
+    """A legend under all panels, one entry a name, whichever panel has it; `last` comes last."""
+    found: dict[str, Any] = {}
+    for panel in panels:
+        handles, texts = panel.get_legend_handles_labels()
+        found |= dict(zip(texts, handles, strict=True))
+    names = sorted(found, key=lambda name: name == last)
+    column = _KEY_INCHES + _LETTER_INCHES * max(map(len, names), default=0)
+    figure.legend(
+        [found[name] for name in names],
+        names,
+        loc="outside lower center",
+        ncols=max(1, min(len(names), int(figure.get_figwidth() / column))),
+    )
 
 
 def legend_below(panel: Axes, *, num_columns: int = 1) -> None:

@@ -5,8 +5,10 @@ give each turn its `LoggedNoise`. Leaves out files (`episode_log`) and forks (`p
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 
 from trainer.engines import SampledTurn, Session
@@ -75,7 +77,7 @@ def explained(
     """
     vocabulary = policy.model.config.vocab_size
     checked = [_within(episode, vocabulary) for episode in episodes]
-    logits = _logits(policy, [one for one in checked if one.outcome is not None])
+    logits = turn_logits(policy, [one for one in checked if one.outcome is not None])
     return [
         one if one.outcome is None else _explained(one, next(logits), seed, temperature)
         for one in checked
@@ -90,35 +92,40 @@ def _within(episode: Episode, vocabulary: int) -> Episode:
     return episode
 
 
-def _logits(policy: Policy, episodes: Sequence[Episode]) -> Iterator[torch.Tensor]:
-    """Of each episode the logits (tokens, V) that its sampled tokens were drawn from."""
-    policy.model.eval()
+def turn_logits(policy: Policy, episodes: Sequence[Episode]) -> Iterator[list[np.ndarray]]:
+    """Of each episode, turn by turn, the logits (tokens, V) that its tokens were drawn from.
+
+    One teacher-forced pass over each episode; float32, 4 bytes times tokens times vocabulary.
+    """
     for start in range(0, len(episodes), _ROWS):
         some = episodes[start : start + _ROWS]
-        ids, mask, wanted = (part.to(policy.model.device) for part in padded_episodes(some))
-        counts = [sum(turn.num_tokens for turn in episode.turns) for episode in some]
-        yield from token_logits(policy.model, ids, mask, wanted).cpu().split(counts)
+        policy.model.eval()
+        counts = [[turn.num_tokens for turn in episode.turns] for episode in some]
+        with torch.inference_mode():  # entered anew: what a generator yields in between is not ours
+            ids, mask, wanted = (part.to(policy.model.device) for part in padded_episodes(some))
+            logits = token_logits(policy.model, ids, mask, wanted).cpu()
+        for own, turns in zip(logits.split([sum(one) for one in counts]), counts, strict=True):
+            yield [part.numpy() for part in own.split(turns)]
 
 
-def _explained(episode: Episode, logits: torch.Tensor, seed: int, temperature: float) -> Episode:
-    counts = [turn.num_tokens for turn in episode.turns]
+def _explained(
+    episode: Episode, logits: Sequence[np.ndarray], seed: int, temperature: float
+) -> Episode:
     turns = []
-    for index, (turn, own) in enumerate(zip(episode.turns, logits.split(counts), strict=True)):
-        logprobs = torch.log_softmax(own / temperature, dim=-1)
+    for index, (turn, own) in enumerate(zip(episode.turns, logits, strict=True)):
+        logprobs = torch.log_softmax(torch.from_numpy(own) / temperature, dim=-1)
         chosen = logprobs.gather(1, torch.tensor(turn.action)[:, None])[:, 0]
         for place in (~chosen.isfinite()).nonzero()[:1, 0].tolist():
             reason = f"turn {index} has token {turn.action[place]}, which the policy cannot draw"
             return _refused(episode, index, reason)
         key = FACTUAL.tail.key(seed, episode.step, episode.row, episode.slot(index))
-        noise = LoggedNoise(
-            key=key, tokens=turn.action, logits=own.numpy(), temperature=temperature
-        )
+        noise = LoggedNoise(key=key, tokens=turn.action, logits=own, temperature=temperature)
         turns.append(
             dataclasses.replace(
                 turn,
-                logprob=float(chosen.sum()),
+                logprob=math.fsum(chosen.tolist()),
                 entropy=float(-(logprobs.exp() * logprobs).nansum(-1).mean()),
-                info=turn.info | {"noise": noise},
+                info=turn.info | {"noise": noise, "logprobs": tuple(chosen.tolist())},
             )
         )
     return dataclasses.replace(episode, turns=tuple(turns))

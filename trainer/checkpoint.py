@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from twinstats.records import sync, write_json
 
 MANIFEST = "manifest.json"
 _FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+_NEEDS = "needs.safetensors"  # only where a need was learned
 
 
 class CorruptCheckpointError(ValueError):
@@ -35,12 +36,14 @@ class Checkpoint:
         model: The model's tensors by name.
         optimizer: The optimizer's tensors, `index/name` by parameter.
         state: The rest: the method's memory, token counts.
+        needs: What providers of needs learned, `need/name` by tensor.
     """
 
     step: int
     model: dict[str, torch.Tensor]
     optimizer: dict[str, torch.Tensor]
     state: dict[str, Any]
+    needs: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
@@ -78,6 +81,8 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
     model = {name: tensor.contiguous() for name, tensor in checkpoint.model.items()}
     save_file(model, folder / "model.safetensors")
     save_file(checkpoint.optimizer, folder / "optimizer.safetensors")
+    if checkpoint.needs:
+        save_file(checkpoint.needs, folder / _NEEDS)
     write_json(folder / "state.json", {"step": checkpoint.step, "state": checkpoint.state})
     write_json(folder / MANIFEST, _digests(folder))
     for path in (*folder.iterdir(), folder):
@@ -100,7 +105,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     except (OSError, TypeError, ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"{path} has no readable {MANIFEST}: {error}.") from error
     actual = _digests(path)
-    for name in _FILES:
+    for name in sorted({*_FILES, *manifest, *actual}):
         if name not in actual or actual[name] != manifest.get(name):
             raise CorruptCheckpointError(f"{path / name} is missing or damaged.")
     try:
@@ -110,6 +115,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
             load_file(path / "model.safetensors"),
             load_file(path / "optimizer.safetensors"),
             description["state"],
+            load_file(path / _NEEDS) if _NEEDS in manifest else {},
         )
     except (KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
         raise CorruptCheckpointError(f"{path} holds no checkpoint: {error}.") from error
@@ -155,5 +161,5 @@ def _digests(folder: Path) -> dict[str, str]:
     return {
         file.name: hashlib.sha256(file.read_bytes()).hexdigest()
         for file in sorted(folder.iterdir())
-        if file.name in _FILES
+        if file.name in (*_FILES, _NEEDS)
     }

@@ -1,4 +1,4 @@
-"""The commands `twice train`, `evaluate` and `retrofit`. torch is imported only when one runs."""
+"""The commands of the trainer. torch is imported only when one runs."""
 
 import functools
 import warnings
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from trainer.config import Config, changed, from_dict
-from trainer.recipes import recipe
+from trainer.recipes import RECIPES, recipe
 from twinstats.errors import UsageError
 from twinstats.records import read_run, refuse_existing, reopen_run
 
@@ -27,7 +27,7 @@ Settings = Annotated[
 
 
 def train(
-    name: Annotated[str, typer.Argument(metavar="RECIPE", help="What to train: demo.")],
+    name: Annotated[str, typer.Argument(metavar="RECIPE", help="What to train: demo, smollm.")],
     out: Annotated[Path, typer.Option(help="Run folder to write.")],
     settings: Settings = None,
     resume: Annotated[
@@ -69,11 +69,14 @@ def _check_folder(out: Path, config: Config, *, resume: bool) -> None:
 
 
 def warmed(config: Config) -> "Policy":
-    """The warmed-up policy of a configuration."""
+    """The policy of a configuration before it is trained: pretrained, or warmed up here."""
+    from trainer.pretrained import pretrained_policy
     from trainer.setup import cache_folder
     from trainer.warmup import warm_policy
 
     _quiet()
+    if config.model.pretrained:
+        return pretrained_policy(config.model, cache_folder())
     with _bar() as bar:
         task = bar.add_task("warm-up", total=config.warmup.steps, note="", visible=False)
 
@@ -126,7 +129,8 @@ def retrofit(
     from trainer.retrofit import retrofit as retrofit_episodes
     from trainer.setup import check, make_rollout
 
-    fixed = ["credit.method=twice", "optimizer.learning_rate=0"]  # it learns nothing
+    twins = ["credit.method=twice", "credit.options=none"]
+    fixed = [*twins, "optimizer.learning_rate=0"]  # it learns nothing
     config = _trained_config(policy, [*fixed, *(settings or [])])
     check(config)
     refuse_existing(out, remedy="name another folder")
@@ -147,6 +151,76 @@ def retrofit(
         f"{found.num_forks} forks; {found.num_credited} of {found.num_turns} turns got credit; "
         f"of {found.num_null} null twins {found.num_disagreeing} drew other tokens."
     )
+
+
+def oracle(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE|RUN", help="Whose policy: before training, or of a run."),
+    ],
+    out: Annotated[Path, typer.Option(help="Run folder to write.")],
+    checkpoint: Annotated[
+        int | None, typer.Option(help="Step of a RUN; default the newest.")
+    ] = None,
+    settings: Settings = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the first unfinished batch.")
+    ] = False,
+) -> None:
+    """Compare credit methods with what many fresh rollouts say, on episodes of a fixed policy.
+
+    Besides any field of the recipe, --set takes oracle.NAME=VALUE: episodes (of each setting),
+    rollouts (of each state, for the reference), groups and group_size (of a batch), largest_knob.
+    """
+    from trainer.oracle import oracle as run_oracle
+    from trainer.oracle_config import OracleStudy, batch_tasks, settings_of
+    from trainer.setup import check
+
+    given = settings or []
+    study = changed(OracleStudy(), [one for one in given if one.startswith("oracle.")]).oracle
+    others = [one for one in given if not one.startswith("oracle.")]
+    is_run = name not in RECIPES and Path(name).is_dir()
+    config = _trained_config(Path(name), others) if is_run else changed(recipe(name), others)
+    check(config)
+    for setting in settings_of(config):  # what is refused is refused before the warm-up
+        batch_tasks(setting, study)
+    if not resume:
+        refuse_existing(out)
+    policy, source = _policy_of(name, checkpoint, config)
+    with _bar() as bar:
+        task = bar.add_task("oracle", total=None, note="")
+
+        def on_batch(done: int, total: int, setting: str) -> None:
+            bar.update(task, completed=done, total=total, note=setting)
+
+        rows = run_oracle(
+            config,
+            policy,
+            out,
+            study=study,
+            source=source,
+            started=_now,
+            resume=resume,
+            on_batch=on_batch,
+        )
+    for row in rows:
+        told = "" if row["identified"] else f"; not identified: {row['reason']}"
+        typer.echo(
+            f"{row['setting']}, {row['outcome']}: mean {row['mean']:.3f} "
+            f"of {row['num_episodes']} episodes{told}"
+        )
+
+
+def _policy_of(
+    name: str, checkpoint: int | None, config: Config
+) -> "tuple[Policy, dict[str, str | int]]":
+    """The policy of a recipe or of a run's checkpoint, and what `run.json` says of it."""
+    if name in RECIPES:
+        if checkpoint is not None:
+            raise UsageError(f"`--checkpoint` is for a run folder; {name!r} is a recipe.")
+        return warmed(config), {"recipe": name}
+    policy, step = _trained_policy(Path(name), checkpoint, config)
+    return policy, {"run": Path(name).resolve().name, "checkpoint": step}
 
 
 def _trained_config(run: Path, settings: list[str]) -> Config:

@@ -10,9 +10,13 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from twinstats.errors import UsageError, unknown
+
+_Tree = TypeVar("_Tree")
+
+KlKind = Literal["k1", "k2", "k3"]
 
 _LEAST: dict[str, float] = {
     "model.layers": 1,
@@ -28,6 +32,11 @@ _LEAST: dict[str, float] = {
     "optimizer.weight_decay": 0,
     "loss.clip_low": 0,
     "loss.clip_high": 0,
+    "loss.kl_coefficient": 0,
+    "loss.importance_cap": 0,
+    "loss.epochs": 1,
+    "loss.minibatches": 1,
+    "loss.micro_rows": 1,
     "warmup.episodes": 1,
     "warmup.rows": 1,
     "warmup.row_tokens": 2,
@@ -39,6 +48,7 @@ _LEAST: dict[str, float] = {
     "rollout.max_batch": 1,
     "engine.cache_mib": 0,
     "needs.critic_learning_rate": 0,
+    "needs.judge_nats": 0,
     "credit.twins": 1,
     "credit.rollouts": 1,
     "length.steps": 0,
@@ -54,6 +64,7 @@ _POSITIVE = (
     "rollout.tool_seconds",
     "engine.timeout_seconds",
     "engine.parity_nats",
+    "needs.judge_seconds",
     "warmup.decay_share",
     "optimizer.max_gradient_norm",
 )
@@ -68,8 +79,14 @@ _SHARES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A Qwen2-architecture model that is built on the spot."""
+    """A Qwen2-architecture model that is built on the spot, or one that is `pretrained`.
 
+    `pretrained` is a name of `trainer.pretrained.PACKAGED`, a local folder, or a name on the hub.
+    The sizes are then the model's own: of these only `vocabulary`, which must be as large, and
+    `max_length` count.
+    """
+
+    pretrained: str = ""
     layers: int = 2
     hidden: int = 128
     intermediate: int = 512
@@ -124,8 +141,9 @@ class EngineConfig:
     """What samples: `hf`, or vLLM in this process or at `servers` (addresses, comma-separated).
 
     `drafts` lets twins verify their factual's tokens instead of decoding them (`hf`); `cache_mib`
-    bounds the keys and values kept for forks (`hf`). After each change of weights an engine of its
-    own must agree with the learner's log-probabilities to `parity_nats` a token.
+    bounds the keys and values kept for forks (`hf`), or all that vLLM in this process has. After
+    each change of weights an engine of its own must agree with the learner's log-probabilities to
+    `parity_nats` a token. An answer of vLLM may take `timeout_seconds`.
     """
 
     name: Literal["hf", "vllm"] = "hf"
@@ -141,12 +159,18 @@ class EngineConfig:
 class NeedsConfig:
     """What methods need besides episodes: critic, judge, regressor.
 
-    `judge` is the policy itself, or the address of an OpenAI-compatible server.
+    `judge` is the policy itself, or the address of an OpenAI-compatible server, as
+    http://localhost:8000/v1, which asks `judge_model` and has `judge_seconds` for a reply. Its key,
+    if it wants one, is read from the environment: TWINSTATS_JUDGE_KEY. The policy proposes a turn
+    if its log-odds of yes against no move by more than `judge_nats`. `regressor=auto` is TabPFN
+    where its weights are.
     """
 
     critic_learning_rate: float = 1e-3
     judge: str = "policy"
     judge_model: str = ""
+    judge_seconds: float = 60.0
+    judge_nats: float = 0.5
     regressor: Literal["auto", "tabpfn", "sklearn"] = "auto"
 
 
@@ -156,7 +180,7 @@ class CreditConfig:
 
     `budget` is the expected auxiliary tokens as a multiple of the factual ones; none means
     `twins` twins of every turn. Any other option of the method is set by
-    `credit.options.NAME=VALUE`.
+    `credit.options.NAME=VALUE`, and `credit.options=none` takes them all back.
     """
 
     method: str = "rloo"
@@ -171,12 +195,30 @@ class CreditConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossConfig:
-    """The clipped policy gradient."""
+    """The clipped policy gradient, and what joins it.
+
+    Each batch is gone through `epochs` times in `minibatches` updates, `micro_rows` rows of an
+    update at a time. `kl` estimates the KL to the policy training started from; it counts
+    `kl_coefficient` in the loss, or lowers a token's credit. `importance_cap` cuts the weights
+    learner / engine (none: no weights). `max_kl` stops training once the KL to the behaviour policy
+    passes it.
+    """
 
     ratio: Literal["token", "turn"] = "token"
-    aggregation: Literal["token", "turn", "constant"] = "turn"
+    aggregation: Literal["token", "turn", "turn_mean", "constant"] = "turn"
     clip_low: float = 0.2
     clip_high: float = 0.2
+    kl: KlKind = "k2"
+    kl_in: Literal["loss", "credit"] = "loss"
+    kl_coefficient: float = 0.0
+    entropy_coefficient: float = 0.0
+    importance_cap: float | None = None
+    epochs: int = 1
+    minibatches: int = 1
+    micro_rows: int = 64
+    max_kl: float | None = None
+    drop_truncated: bool = False
+    drop_equal_groups: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,9 +296,13 @@ class Config:
                 raise UsageError(f"`{path}` must be above 0, got {value}.")
             if path in _SHARES and not 0 <= value <= 1:
                 raise UsageError(f"`{path}` must be in [0, 1], got {value}.")
+        _check_texts("credit.options", self.credit.options)
+        judge = self.needs.judge
+        if judge != "policy" and not judge.startswith(("http://", "https://")):
+            raise UsageError(f"`needs.judge` must be policy or an http address, got {judge!r}.")
 
 
-def changed(config: Config, assignments: Sequence[str]) -> Config:
+def changed(config: _Tree, assignments: Sequence[str]) -> _Tree:
     """The configuration with each `path=value` set; a value is parsed by its field's type.
 
     Raises:
@@ -286,8 +332,8 @@ def _with(tree: Any, path: str, names: list[str], text: str, known: list[str]) -
     if path == "recipe" or path not in known and holder not in _FREE:
         raise unknown("configuration key", path, [name for name in known if name != "recipe"])
     name, rest = names[0], names[1:]
-    if rest and isinstance(getattr(tree, name), Mapping):
-        own = {**getattr(tree, name), rest[0]: text}
+    if isinstance(getattr(tree, name), Mapping):
+        own = {**getattr(tree, name), rest[0]: text} if rest else _emptied(path, text)
         return dataclasses.replace(tree, **{name: own})
     if rest:
         return dataclasses.replace(
@@ -295,6 +341,18 @@ def _with(tree: Any, path: str, names: list[str], text: str, known: list[str]) -
         )
     hint = typing.get_type_hints(type(tree))[name]
     return dataclasses.replace(tree, **{name: parse(hint, text, path)})
+
+
+def _emptied(path: str, text: str) -> dict[str, str]:
+    if text.lower() not in ("none", "null"):
+        raise UsageError(f"`{path}` takes {path}.NAME=VALUE, or none, got {text!r}.")
+    return {}
+
+
+def _check_texts(path: str, values: Any) -> None:
+    is_mapping = isinstance(values, Mapping)
+    if not is_mapping or not all(isinstance(value, str) for value in values.values()):
+        raise UsageError(f"`{path}` must hold texts by name, got {values!r}.")
 
 
 def parse(hint: Any, text: str, path: str) -> Any:
@@ -307,10 +365,11 @@ def parse(hint: Any, text: str, path: str) -> Any:
         if text in typing.get_args(hint):
             return text
         raise unknown(f"value of {path}", text, typing.get_args(hint))
-    if typing.get_origin(hint) is types.UnionType:
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
         if text.lower() in ("none", "null"):
             return None
-        hint = next(part for part in typing.get_args(hint) if part is not type(None))
+        inner = next(part for part in typing.get_args(hint) if part is not type(None))
+        return parse(inner, text, path)
     if hint is bool:
         return _flag(text, path)
     try:

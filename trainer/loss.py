@@ -1,15 +1,15 @@
 """The clipped policy gradient. It takes credit as numbers and knows no method by name.
 
-Leaves out KL terms, importance weights for another engine and several epochs over one batch.
+Leaves out where log-probabilities come from, and steps of the optimizer (`learner`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from trainer.config import LossConfig
+from trainer.config import KlKind, LossConfig
 from trainer.policy import padded
 from twinstats.episodes import Credit, Episode
 
@@ -26,6 +26,8 @@ class Batch:
         trained_RL: True at sampled tokens whose turn has credit.
         advantage_RL: Credit of the token's turn, times its share and the token's weight.
         turn_RL: Index of the token's turn within the batch, -1 where not trained.
+        lengths: Number of trained tokens of each turn.
+        num_tokens: Number of trained tokens.
         num_turns: Number of trained turns.
         num_episodes: Number of factual episodes of the step, with or without credit: twins that
             are trained share their factual's part of the gradient.
@@ -36,13 +38,30 @@ class Batch:
     trained_RL: torch.Tensor
     advantage_RL: torch.Tensor
     turn_RL: torch.Tensor
+    lengths: torch.Tensor
+    num_tokens: int
     num_turns: int
-    num_episodes: int
+    num_episodes: float
 
-    @property
-    def num_tokens(self) -> int:
-        """Number of trained tokens."""
-        return int(self.trained_RL.sum())
+    def rows(self, begin: int, end: int) -> "Batch":
+        """A micro-batch: some rows without their common padding, with the totals of the whole."""
+        return self._taken(torch.arange(begin, min(end, len(self.ids_RL))))
+
+    def minibatch(self, rows: torch.Tensor) -> "Batch":
+        """A batch of its own: some rows, their totals, their part of the episodes."""
+        part = self._taken(rows)
+        share = len(rows) / len(self.ids_RL)
+        return replace(
+            part,
+            num_tokens=int(part.trained_RL.sum()),
+            num_turns=len(part.turn_RL[part.trained_RL].unique()),
+            num_episodes=self.num_episodes * share,
+        )
+
+    def _taken(self, rows: torch.Tensor) -> "Batch":
+        width = int(self.mask_RL[rows].sum(1).max())
+        names = ("ids_RL", "mask_RL", "trained_RL", "advantage_RL", "turn_RL")
+        return replace(self, **{name: getattr(self, name)[rows, :width] for name in names})
 
 
 def make_batch(credits: Sequence[Credit]) -> Batch:
@@ -83,6 +102,8 @@ def make_batch(credits: Sequence[Credit]) -> Batch:
         trained_RL=trained_RL,
         advantage_RL=advantage_RL,
         turn_RL=turn_RL,
+        lengths=torch.bincount(turn_RL[trained_RL], minlength=num_turns),
+        num_tokens=int(trained_RL.sum()),
         num_turns=num_turns,
         num_episodes=sum(one.fork is None for credit in credits for one in credit.episodes),
     )
@@ -115,38 +136,143 @@ def padded_episodes(
     return ids_RL, mask_RL, sampled_RL
 
 
-def policy_loss(
-    logp_RL: torch.Tensor, behaviour_RL: torch.Tensor, batch: Batch, config: LossConfig
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss to minimise, and the share of tokens at which clipping is active.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logprobs:
+    """Log-probabilities of the batch's tokens, each (R, L), nats; read where trained only.
 
-    Per token -min(r * A, clip(r, 1 - low, 1 + high) * A), with r the ratio to the behaviour policy
-    of the token, or of its turn (exp of the mean log-ratio of its tokens). Aggregated over trained
-    tokens as `token` (mean), `turn` (mean within each turn, summed, divided by the number
-    of episodes: a turn's weight does not depend on its length) or `constant` (sum / episodes).
+    Attributes:
+        current: Under the weights that are trained, with gradient.
+        behaviour: Under the weights the episodes were sampled with, by the learner's own pass.
+        engine: As the engine said when it sampled; null without importance weights.
+        reference: Under the reference policy; null without a KL term.
+        entropy: Entropy of each token's distribution, with gradient where it is in the loss.
+    """
+
+    current: torch.Tensor
+    behaviour: torch.Tensor
+    engine: torch.Tensor | None = None
+    reference: torch.Tensor | None = None
+    entropy: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """What is minimised, and its parts as numbers (sums over micro-batches are the whole's).
+
+    Attributes:
+        total: With gradient.
+        policy: The clipped policy gradient.
+        clipped: Number of tokens at which clipping is active.
+        capped: Number of tokens whose importance weight was cut.
+        kl: Sum over tokens of the KL estimate; null without a reference.
+    """
+
+    total: torch.Tensor
+    policy: float
+    clipped: int
+    capped: int
+    kl: float | None
+
+
+def policy_loss(logp: Logprobs, batch: Batch, config: LossConfig) -> Loss:
+    """The loss of a batch, or of a micro-batch of it: losses of micro-batches add up.
+
+    Per token -w * min(r * A, clip(r, 1 - low, 1 + high) * A), with r the ratio to the behaviour
+    policy of the token, or of its turn (exp of the mean log-ratio of its tokens), and w the
+    importance weight min(behaviour / engine, cap) where one is asked for. The KL estimate of each
+    token (`kl`) joins times `kl_coefficient`, or lowers its A ("credit"); its entropy leaves times
+    `entropy_coefficient`. All are aggregated alike (`_aggregated`).
 
     Args:
-        logp_RL: Log-probabilities under the current weights.
-        behaviour_RL: Log-probabilities when sampled, no gradient.
-        batch: The trained tokens; nothing outside them is read.
-        config: Ratio, aggregation and clip range.
+        logp: Log-probabilities; nothing outside the trained tokens is read.
+        batch: The trained tokens, and the totals that sums are divided by.
+        config: Ratio, aggregation, clip range and coefficients.
     """
     trained = batch.trained_RL
-    log_ratio = (logp_RL - behaviour_RL)[trained]
+    current, behaviour = logp.current[trained], logp.behaviour[trained]
     advantage, turn = batch.advantage_RL[trained], batch.turn_RL[trained]
-    lengths = torch.zeros(batch.num_turns).index_add(0, turn, torch.ones(len(turn)))
-    if config.ratio == "turn":
-        sums = torch.zeros(batch.num_turns).index_add(0, turn, log_ratio)
-        log_ratio = (sums / lengths)[turn]
-    ratio = log_ratio.exp()
+    estimate = None if logp.reference is None else kl(current, logp.reference[trained], config.kl)
+    if estimate is not None and config.kl_in == "credit":
+        advantage = advantage - config.kl_coefficient * estimate.detach()
+    ratio = _ratio(current - behaviour, batch, config)
     clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
-    each = -torch.minimum(ratio * advantage, clipped * advantage)
-    is_clipped = (clipped * advantage < ratio * advantage).float().mean()
+    weight, capped = _importance(logp, trained, config)
+    each = -weight * torch.minimum(ratio * advantage, clipped * advantage)
+    policy = _aggregated(each, turn, batch, config)
+    total = policy
+    if estimate is not None and config.kl_in == "loss":
+        total = total + config.kl_coefficient * _aggregated(estimate, turn, batch, config)
+    if config.entropy_coefficient:
+        assert logp.entropy is not None
+        spread = _aggregated(logp.entropy[trained], turn, batch, config)
+        total = total - config.entropy_coefficient * spread
+    return Loss(
+        total=total,
+        policy=float(policy.detach()),
+        clipped=int((clipped * advantage < ratio * advantage).sum()),
+        capped=capped,
+        kl=None if estimate is None else float(estimate.detach().sum()),
+    )
+
+
+def kl(logp: torch.Tensor, reference: torch.Tensor, kind: KlKind) -> torch.Tensor:
+    """An estimate of KL(policy, reference) from each sampled token, nats.
+
+    With d = logp - reference: k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. k1 and k3 have the KL as
+    their mean, k2 nearly; k2 and k3 are never negative. As a loss on tokens that the policy sampled
+    their gradients are others: of k1 nothing in the mean, of k2 that of KL(policy, reference), of
+    k3 that of KL(reference, policy). k1 in the credit has the gradient of k2 in the loss.
+
+    Source: Schulman, Approximating KL divergence (2020), for the estimates; the gradients follow by
+    differentiation.
+
+    >>> one, other = torch.tensor([-1.0]), torch.tensor([-1.2])
+    >>> [round(kl(one, other, kind).item(), 6) for kind in ("k1", "k2", "k3")]
+    [0.2, 0.02, 0.018731]
+    """
+    difference = logp - reference
+    if kind == "k1":
+        return difference
+    if kind == "k2":
+        return difference.square() / 2
+    return torch.expm1(-difference) + difference
+
+
+def _ratio(log_ratio: torch.Tensor, batch: Batch, config: LossConfig) -> torch.Tensor:
+    """The ratio to the behaviour policy of each trained token, or of its turn."""
+    if config.ratio == "token":
+        return log_ratio.exp()
+    turn = batch.turn_RL[batch.trained_RL]
+    sums = log_ratio.new_zeros(batch.num_turns).index_add(0, turn, log_ratio)
+    return (sums[turn] / batch.lengths[turn]).exp()
+
+
+def _importance(
+    logp: Logprobs, trained: torch.Tensor, config: LossConfig
+) -> tuple[torch.Tensor | float, int]:
+    """Weights that make tokens of another engine those of the learner, and how many were cut."""
+    if config.importance_cap is None:
+        return 1.0, 0
+    assert logp.engine is not None
+    weight = (logp.behaviour[trained] - logp.engine[trained]).detach().exp()
+    return weight.clamp(max=config.importance_cap), int((weight > config.importance_cap).sum())
+
+
+def _aggregated(
+    each: torch.Tensor, turn: torch.Tensor, batch: Batch, config: LossConfig
+) -> torch.Tensor:
+    """Values of trained tokens as one number.
+
+    `token`: their mean. `turn`: the mean within each turn, summed, over the number of episodes: a
+    turn's weight does not depend on its length. `turn_mean`: the same over the number of turns,
+    which is random: a ratio, not a sum of independent terms. `constant`: the sum over episodes.
+    """
     if config.aggregation == "token":
-        return each.mean(), is_clipped
-    if config.aggregation == "turn":
-        return (each / lengths[turn]).sum() / batch.num_episodes, is_clipped
-    return each.sum() / batch.num_episodes, is_clipped
+        return each.sum() / batch.num_tokens
+    if config.aggregation == "constant":
+        return each.sum() / batch.num_episodes
+    sums = (each / batch.lengths[turn]).sum()
+    return sums / (batch.num_turns if config.aggregation == "turn_mean" else batch.num_episodes)
 
 
 def _scale(episode: Episode, turn: int, weights: Sequence[np.ndarray] | None) -> torch.Tensor:

@@ -1,51 +1,29 @@
 """One episode being played: the session between an engine and an environment.
 
 Token ids go in and come out; nothing is tokenised twice. A fork replays the environment along the
-factual prefix from its recorded actions, continues from the recorded ids, and draws from the
-streams of `twinstats.keys`. Leaves out many episodes at once (`rollout`).
+factual prefix from its recorded actions and continues from the recorded ids. Whatever fails ends
+this episode alone: it has no outcome then, and one sentence in `info["reason"]` says why. Leaves
+out whose noise drives what (`luck`), turns and environment (`transcript`), and many episodes at
+once (`rollout`).
 """
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any
 
-from trainer import adoption
 from trainer.engines import SampledTurn
+from trainer.loss import episode_ids
+from trainer.luck import RESET_SLOT, Luck, is_drawn
 from trainer.noise.sources import Noise
-from trainer.policy import Policy
-from trainer.tasks import Environment, ToolError
-from twinstats.episodes import KEEP, RESAMPLE, Episode, Fork, Task, Turn
-from twinstats.keys import FACTUAL, Stream, Streams, episode_streams
-from twinstats.noise import NoiseKey
+from trainer.tasks import ToolError
+from trainer.transcript import EpisodeFailure, Limits, Setting, Transcript
+from twinstats.episodes import DIFFERENT, KEEP, Episode, Fork, Task, Turn
 
-RESET_SLOT = 2**16 - 1
-"""The slot whose noise an environment's `reset` gets: the last one, which no turn may have."""
+__all__ = ["MOST_TRIES", "RESET_SLOT", "Limits", "Play", "Setting", "blank_episode"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Where an episode is cut: turns that are too many, or a context that is full."""
-
-    max_context: int
-    max_turns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What all plays of a rollout share.
-
-    Attributes:
-        policy: Model and tokenizer.
-        environment: Makes the environment of one episode.
-        seed: The run's seed.
-        limits: Where an episode is cut.
-    """
-
-    policy: Policy
-    environment: Callable[[], Environment]
-    seed: int
-    limits: Limits
+MOST_TRIES = 64
+"""A turn that must not be the parent's, and was it so many times, has failed."""
 
 
 def blank_episode(task: Task, *, step: int, row: int, fork: Fork | None = None) -> Episode:
@@ -66,183 +44,242 @@ class Play:
     """One episode being played: an engine's session.
 
     Args:
-        setting: What all plays of the rollout share.
+        setting: What all episodes of the rollout share.
         blank: The episode before its first turn.
-        streams: Whose noise drives it, a fork from its fork turn on.
+        luck: Whose noise drives it.
         skips_equal: A fork whose resampled turn is its parent's ends as the parent did.
+        tail: What decides a fork's tail besides its decision; null where it is its own.
+        leaders: By tail and decision, the play that got there first.
+
+    Attributes:
+        leader: The play whose tail this one has: itself, or the one that it follows.
     """
 
     def __init__(
-        self, setting: Setting, blank: Episode, *, streams: Streams, skips_equal: bool = False
+        self,
+        setting: Setting,
+        blank: Episode,
+        *,
+        luck: Luck,
+        skips_equal: bool = False,
+        tail: Hashable = None,
+        leaders: dict[Hashable, "Play"] | None = None,
     ) -> None:
-        self._setting, self._policy, self._blank = setting, setting.policy, blank
-        self._streams, self._fork, self._skips_equal = streams, blank.fork, skips_equal
-        self._environment = setting.environment()
-        self._logged = adoption.logged_noise(blank.fork)
-        self._turns: list[Turn] = []
-        self._texts: list[str] = []
-        self._shown: tuple[int, ...] = ()
-        self._length = 0
-        self._sampled = 0
+        self._setting, self._policy = setting, setting.policy
+        self._blank, self._fork, self._luck = blank, blank.fork, luck
+        self._skips_equal, self._tail = skips_equal, tail
+        self._leaders = {} if leaders is None else leaders
+        self._transcript = Transcript(setting, luck)
+        self._given: list[int] = []
+        self._sampled = self._decided = self._tries = self._num_turns = self._num_unstable = 0
+        self._is_full = False
+        self._decision: SampledTurn | None = None
         self._result: Episode | None = None
+        self.leader = self
 
     def begin(self) -> bool:
         """Sets up the environment and the fork's prefix; whether anything is left to sample."""
         return self._recorded(self._begin)
 
-    def _recorded(self, play: Callable[[], bool]) -> bool:
-        """Whether the episode goes on; a tool that fails ends it without an outcome."""
-        try:
-            return play()
-        except ToolError as error:
-            self._result = self._failed(f"a tool failed: {error}")
-            return False
-
-    def _begin(self) -> bool:
-        fork = self._fork
-        first = self._streams if fork is None else FACTUAL  # a fork starts as its factual did
-        noise = self._key(first.environment, RESET_SLOT)
-        observation = self._environment.reset(self._blank.task.info, noise)
-        self._show(self._policy.encode(observation))
-        if fork is None:
-            return True
-        if not all(self._replay(turn) for turn in range(fork.turn)) or self._differs():
-            return False
-        if fork.action is RESAMPLE:
-            return True
-        parent = fork.episode.turns[fork.turn]
-        action = parent.action if fork.action is KEEP else tuple(fork.action)
-        same = action == parent.action
-        return self._take(action, parent.logprob if same else None, None)
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to sample for it; a rejected decision leaves it to be run on."""
+        return self._result is not None or self.leader is not self
 
     def start(self) -> list[int]:
         """All tokens up to the turn that is sampled next."""
-        return [token for turn in self._turns for token in (*turn.info["shown"], *turn.action)] + [
-            *self._shown
-        ]
+        ids = self._transcript.ids
+        if self._setting.retokenise and self._fork is not None:
+            ids = self._policy.encode(self._policy.decode(ids))
+        self._given = list(ids)
+        return ids
 
     def key(self) -> Noise:
-        """The decision stream at the fork's turn, the tail's after it.
-
-        Where the tail is that of an adopted factual, the noise that explains what it was.
-        """
-        at_fork = self._fork is not None and len(self._turns) == self._fork.turn
-        stream = self._streams.decision if at_fork else self._streams.tail
-        assert stream is not None
-        slot = self._slot()
-        if stream == FACTUAL.tail and slot in self._logged:
-            return self._logged[slot]
-        return self._key(stream, slot)
+        """The noise of the turn that is sampled next."""
+        slot = self._transcript.slot
+        return self._luck.decision(slot, self._tries) if self._decides else self._luck.tail(slot)
 
     def draft(self) -> tuple[int, ...]:
-        """What the factual said in the slot of the turn that is sampled next, if it was there."""
-        return ()
+        """What the parent said in the slot of the turn that is sampled next, where it is likely."""
+        return self._luck.draft(self._transcript.slot, is_decision=self._decides)
+
+    def advance(self, turn: SampledTurn) -> list[int] | None:
+        """Plays a sampled turn; the ids of what the environment shows next, null when over.
+
+        Raises:
+            ValueError: The engine gave another number of log-probabilities than of tokens.
+        """
+        if turn.logprobs is not None and len(turn.logprobs) != len(turn.tokens):
+            raise ValueError(
+                f"Episode {self._blank.name}, turn {len(self._transcript.turns)}: "
+                f"{len(turn.logprobs)} log-probabilities for {len(turn.tokens)} tokens."
+            )
+        self._given += turn.tokens
+        self._sampled += len(turn.tokens)
+        self._num_turns += 1
+        text = self._policy.decode(turn.tokens)
+        self._num_unstable += tuple(self._policy.encode(text)) != turn.tokens
+        play = self._decide if self._decides else self._take
+        if not self._recorded(lambda: play(turn)):
+            return None
+        self._given += self._transcript.shown
+        return list(self._transcript.shown)
 
     def fail(self, reason: str) -> None:
         """Ends the episode without an outcome."""
         self._result = self._failed(reason)
 
-    def advance(self, turn: SampledTurn) -> list[int] | None:
-        """Plays a sampled turn; the ids of what the environment shows next, null when over."""
-        self._sampled += len(turn.tokens)
-        fork = self._fork
-        if fork is not None and self._skips_equal and len(self._turns) == fork.turn:
-            if turn.tokens == fork.episode.turns[fork.turn].action:
-                parent = fork.episode
-                self._result = dataclasses.replace(
-                    parent, fork=fork, sampled=self._sampled, info={}
-                )
-                return None
-        goes_on = self._recorded(lambda: self._take(turn.tokens, turn.logprob, turn.entropy))
-        return list(self._shown) if goes_on else None
-
     def refuse(self, reason: str | None) -> None:
         """Takes the outcome from the episode for a reason, if there is one and none before."""
         if reason is not None and (self._result is None or self._result.outcome is not None):
-            self._result = self._failed(reason)
+            self.fail(reason)
+
+    def settle(self, *, pays: bool) -> None:
+        """Takes over the leader's tail and outcome, and if it `pays` the cost of the tail."""
+        leader, result = self.leader, self.leader.episode()
+        turns = list(result.turns)
+        if leader is not self and self._decision is not None and len(turns) > self._num_before:
+            own = _scored(turns[self._num_before], self._decision)
+            turns[self._num_before] = own  # the same tokens, as they came out here
+        cost = self._decided + pays * (leader._sampled - leader._decided)
+        self._result = replace(
+            result, fork=self._fork, turns=tuple(turns), sampled=cost, info=dict(result.info)
+        )
 
     def episode(self) -> Episode:
         """The finished episode."""
         assert self._result is not None
         return self._result
 
-    def _slot(self) -> int:
-        return self._environment.slot(self._texts)
+    def counts(self) -> dict[str, int]:
+        """What is to be counted of the finished episode.
 
-    def _key(self, stream: Stream, slot: int) -> NoiseKey:
-        return stream.key(self._setting.seed, self._blank.step, self._blank.row, slot)
-
-    def _show(self, ids: Sequence[int]) -> None:
-        self._shown = tuple(ids)
-        self._length += len(ids)
-
-    def _replay(self, index: int) -> bool:
-        """Plays a recorded turn again with its owner's luck; false if it went otherwise."""
-        if self._differs():
-            return False
-        assert self._fork is not None
-        parent = self._fork.episode
-        turn = parent.turns[index]
-        text = self._policy.decode(turn.action)
-        noise = self._key(episode_streams(parent.owner(index)).environment, self._slot())
-        step = self._environment.step(text, noise)
-        self._turns.append(turn)
-        self._texts.append(text)
-        self._length += len(turn.action)
-        self._show(self._policy.encode(step.observation))
-        if step.done or step.reward != turn.reward:
-            self._result = self._failed(f"replay differs at turn {index}")
-        return self._result is None
-
-    def _differs(self) -> bool:
-        """Whether the environment shows something else than it did before this turn of the parent.
-
-        The episode has then failed: a twin whose prefix differs is never scored.
+        Of the turns sampled for it, how many would be other ids if their text were encoded again
+        (`unstable_turns`); whether the engine was given other ids than it says (`drift`), and
+        whether it was cut for want of context (`overfull`).
         """
-        assert self._fork is not None
-        if self._shown != self._fork.episode.turns[len(self._turns)].info["shown"]:
-            self._result = self._failed(f"replay differs before turn {len(self._turns)}")
-        return self._result is not None
+        pairs = zip(self._given, episode_ids(self.episode()), strict=False)
+        return {
+            "turns": self._num_turns,
+            "unstable_turns": self._num_unstable,
+            "drift": any(given != told for given, told in pairs),
+            "overfull": self._is_full,
+        }
 
-    def _take(self, action: tuple[int, ...], logprob: float | None, entropy: float | None) -> bool:
+    @property
+    def _num_before(self) -> int:
+        return 0 if self._fork is None else self._fork.turn
+
+    @property
+    def _decides(self) -> bool:
+        """Whether the turn that comes next is the fork's own."""
+        return self._fork is not None and len(self._transcript.turns) == self._fork.turn
+
+    def _recorded(self, play: Callable[[], bool]) -> bool:
+        """Whether the episode goes on; what fails ends it without an outcome."""
+        try:
+            return play()
+        except ToolError as error:
+            self.fail(f"a tool failed: {error}")
+        except EpisodeFailure as error:
+            self.fail(str(error))
+        return False
+
+    def _begin(self) -> bool:
+        fork = self._fork
+        if fork is not None:
+            _check(fork)
+        self._transcript.open(self._blank.task)
+        if fork is not None:
+            self._transcript.replay(fork.episode, fork.turn)
+        self._transcript.name_slot()
+        return fork is None or is_drawn(fork) or self._decide(_given_turn(fork))
+
+    def _decide(self, turn: SampledTurn) -> bool:
+        """Plays the fork's own turn, unless its parent or another play has its tail."""
+        fork = self._fork
+        assert fork is not None
+        if is_drawn(fork) and turn.tokens == fork.episode.turns[fork.turn].action:
+            if fork.action is DIFFERENT:
+                return self._reject()
+            if self._skips_equal:
+                self._decided = self._sampled
+                self._result = replace(fork.episode, fork=fork, sampled=self._sampled, info={})
+                return False
+        self._decision, self._decided = turn, self._sampled
+        if self._tail is not None:
+            self.leader = self._leaders.setdefault((self._tail, turn.tokens), self)
+        return self.leader is self and self._take(turn)
+
+    def _reject(self) -> bool:
+        """Leaves the decision to be drawn again, in the engine's next round."""
+        self._tries += 1
+        if self._tries == MOST_TRIES:
+            raise EpisodeFailure(
+                f"the turn was to differ, but came out as the parent's {MOST_TRIES} times"
+            )
+        return False
+
+    def _take(self, turn: SampledTurn) -> bool:
         """Plays a new turn; whether the episode goes on."""
-        slot = self._slot()
-        noise = self._key(self._streams.environment, slot)
-        if slot in (RESET_SLOT, *(turn.slot for turn in self._turns)):
-            raise ValueError(f"The task named slot {slot} twice.")
-        text = self._policy.decode(action)
-        step = self._environment.step(text, noise)
-        info = {"shown": self._shown, "step": step.info}
-        state = self._policy.decode(self._shown)
-        self._turns.append(
-            Turn(action, logprob, entropy, len(action), state, slot, step.reward, info)
-        )
-        self._texts.append(text)
-        self._length += len(action)
-        self._show(self._policy.encode(step.observation))
-        is_full = self._length >= self._setting.limits.max_context
-        if step.done or is_full or len(self._turns) >= self._setting.limits.max_turns:
-            self._result = self._finish(step.info, done=step.done)
-            return False
-        return True
+        done, info = self._transcript.take(turn)
+        if not (done or self._transcript.is_cut):
+            self._transcript.name_slot()
+            return True
+        self._is_full = self._transcript.is_full and not done
+        self._result = self._finished(info, done=done)
+        return False
 
-    def _finish(self, info: dict[str, Any], *, done: bool) -> Episode:
+    def _finished(self, info: dict[str, Any], *, done: bool) -> Episode:
         cut = not done or bool(info["truncated"])
-        return dataclasses.replace(
+        return replace(
             self._blank,
-            turns=tuple(self._turns),
-            outcome=sum(turn.reward for turn in self._turns),
+            turns=tuple(self._transcript.turns),
+            outcome=sum(turn.reward for turn in self._transcript.turns),
             terminated=not cut,
             truncated=cut,
             success=bool(info["won"]),
-            final_state=self._policy.decode(self._shown),
+            final_state=self._transcript.text_shown,
             sampled=self._sampled,
         )
 
     def _failed(self, reason: str) -> Episode:
-        return dataclasses.replace(
+        return replace(
             self._blank,
-            turns=tuple(self._turns),
+            turns=tuple(self._transcript.turns),
             sampled=self._sampled,
             info={"reason": reason},
         )
+
+
+def _check(fork: Fork) -> None:
+    """Refuses a fork of an episode that failed, and a turn than which there is no other.
+
+    Raises:
+        EpisodeFailure: It cannot be played.
+    """
+    parent = fork.episode
+    if parent.outcome is None:
+        raise EpisodeFailure(f"the parent has no outcome: {parent.info.get('reason')}")
+    logprob = parent.turns[fork.turn].logprob
+    if fork.action is DIFFERENT and logprob is not None and math.exp(logprob) >= 1:
+        raise EpisodeFailure(f"turn {fork.turn} has probability 1: no other can be drawn")
+
+
+def _given_turn(fork: Fork) -> SampledTurn:
+    """The decision that a fork names; the parent's own has the parent's numbers."""
+    parent = fork.episode.turns[fork.turn]
+    tokens = parent.action if fork.action is KEEP else tuple(int(token) for token in fork.action)
+    same = tokens == parent.action
+    return SampledTurn(
+        tokens=tokens,
+        logprobs=parent.info["logprobs"] if same else None,
+        entropy=parent.entropy if same else None,
+        is_stopped=True,
+    )
+
+
+def _scored(turn: Turn, sampled: SampledTurn) -> Turn:
+    """A turn with the numbers of one that has the same tokens."""
+    info = turn.info | {"logprobs": sampled.logprobs}
+    return replace(turn, logprob=sampled.logprob, entropy=sampled.entropy, info=info)

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from trainer.config import ModelConfig
+from twinstats.errors import UsageError
 
 PAD = "<pad>"
 
@@ -40,18 +41,32 @@ class Policy:
         """The text of token ids, tags included."""
         return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
+    def tokens_with(self, texts: Sequence[str]) -> frozenset[int]:
+        """Ids of all tokens whose text holds one of these texts; a newline is part of many.
+
+        Raises:
+            UsageError: A text that no token holds.
+        """
+        told = self.tokenizer.batch_decode(
+            [[number] for number in range(len(self.tokenizer))], clean_up_tokenization_spaces=False
+        )
+        if not all(any(text in one for one in told) for text in texts):
+            raise UsageError(f"The tokenizer must hold {', '.join(texts)} as tokens.")
+        return frozenset(n for n, one in enumerate(told) if any(text in one for text in texts))
+
     def save(self, folder: Path) -> None:
         """Writes model (safetensors) and tokenizer into a folder."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
 
-def load_policy(folder: Path) -> Policy:
-    """The policy in a local folder; safetensors only, no remote code."""
+def load_policy(place: Path | str) -> Policy:
+    """The policy in a local folder or, by a name, on the hub; safetensors only, no remote code."""
+    is_local = isinstance(place, Path) or Path(place).is_dir()
     model = AutoModelForCausalLM.from_pretrained(
-        folder, use_safetensors=True, local_files_only=True, dtype=torch.float32
+        place, use_safetensors=True, local_files_only=is_local, dtype=torch.float32
     )
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=is_local)
     return Policy(model, tokenizer)
 
 

@@ -4,17 +4,24 @@ Rollouts are synchronous with the weights. Leaves out how one episode goes (`pla
 are sampled (engines) and learned from (train).
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 
 from trainer import adoption
+from trainer.adoption import logged_noise, turn_logits
 from trainer.engines import Engine
 from trainer.episode_log import LoggedEpisode
-from trainer.play import Limits, Play, Setting, blank_episode
+from trainer.luck import Luck, TurnLogits, is_maximal
+from trainer.needs import Provider
+from trainer.play import Play, blank_episode
 from trainer.policy import Policy
+from trainer.rollout_counts import rollout_metrics
+from trainer.tails import settle, tail_keys
 from trainer.tasks import Environment
-from twinstats.episodes import DIFFERENT, Episode, Fork, Task
+from trainer.transcript import Limits, Setting
+from twinstats.episodes import SHARED, Episode, Fork, Task
 from twinstats.errors import UsageError
-from twinstats.keys import FACTUAL, Stream, Streams, fork_streams
+from twinstats.keys import FACTUAL, Stream, Streams
 from twinstats.rows import null_disagreements
 
 EVALUATION = Streams(None, Stream("evaluation"), Stream("evaluation/environment"))
@@ -23,6 +30,11 @@ EVALUATION = Streams(None, Stream("evaluation"), Stream("evaluation/environment"
 class Rollout:
     """Plays tasks and forks with a policy.
 
+    An episode that fails (a tool, the engine, a prompt without room) has a null outcome and one
+    sentence in `info["reason"]`; the others go on. One that a limit cuts is truncated, with the
+    outcome that it has, and is forked like any other: to leave it out would choose episodes by how
+    they end, and bias the credit of all turns before.
+
     Args:
         policy: Model and tokenizer.
         engine: Samples the turns.
@@ -30,6 +42,15 @@ class Rollout:
         seed: The run's seed.
         temperature: Of sampling.
         limits: Where an episode is cut.
+        needs: Makes what fills a need of a method (`trainer.needs.make`); null: there is none.
+        retokenise: Forks go on from ids that were encoded anew from text, as trainers that keep
+            text do. To measure what that breaks.
+        shares_tools: Tools of a SHARED fork share the factual's luck. False: as tools without
+            keyed noise, each fork's have their own; ask for such forks with `skip_equal=False`.
+
+    Attributes:
+        exact_replay: All null twins so far ended as their factuals did.
+        providers: What fills needs, by need, as far as any was asked for.
     """
 
     def __init__(
@@ -41,17 +62,35 @@ class Rollout:
         seed: int,
         temperature: float,
         limits: Limits,
+        needs: Callable[[str], Provider] | None = None,
+        retokenise: bool = False,
+        shares_tools: bool = True,
     ) -> None:
         self.policy = policy
         self.exact_replay = True
         self.engine = engine
-        self._temperature = temperature
-        self._setting = Setting(policy=policy, environment=environment, seed=seed, limits=limits)
+        self.providers: dict[str, Provider] = {}
+        self._seed, self._temperature = seed, temperature
+        self._needs, self._shares_tools = needs, shares_tools
+        self._setting = Setting(
+            policy=policy, environment=environment, limits=limits, retokenise=retokenise
+        )
+        self._counts: Counter[str] = Counter()
 
     def play(self, tasks: Sequence[Task], rollouts: int, step: int) -> list[Episode]:
-        """`rollouts` episodes of each task, task by task; rows count up from 0 within the step."""
+        """`rollouts` episodes of each task, task by task; rows count up from 0 within the step.
+
+        Raises:
+            RuntimeError: All failed: there is nothing to learn from. The first reason is named.
+        """
         repeated = [task for task in tasks for _ in range(rollouts)]
-        return self._run([self._factual(task, row, step) for row, task in enumerate(repeated)])
+        episodes = self._run([self._factual(task, row, step) for row, task in enumerate(repeated)])
+        if episodes and all(episode.outcome is None for episode in episodes):
+            raise RuntimeError(
+                f"All {len(episodes)} episodes of step {step} failed, the first one because: "
+                f"{episodes[0].info['reason']}"
+            )
+        return episodes
 
     def evaluate(
         self, tasks: Sequence[Task], step: int, *, temperature: float | None = None
@@ -66,24 +105,32 @@ class Rollout:
     def fork(self, forks: Sequence[Fork]) -> list[Episode]:
         """The forked episodes in the order asked, all in one batch.
 
-        A fork whose replayed prefix shows something else than the factual did has a null outcome
-        and a reason. Once a null twin has ended otherwise than its factual, equal decisions are
-        played out unless a fork says `skip_equal`.
+        A fork whose parent failed, or whose replayed prefix shows something else than the factual
+        did, has a null outcome and a reason. Forks that share all noise after the same decision
+        share its tail (`tails`). Once a null twin has ended otherwise than its factual, equal
+        decisions and shared tails are played out unless a fork says `skip_equal`.
+
+        DIFFERENT is drawn exactly where the engine `explains` and the parent's log-probabilities
+        are known, else drawn again up to 64 times while it comes out equal. A maximal coupling
+        takes one pass of the policy over each parent, and its logits for as long as forks are
+        played: 4 bytes times tokens times vocabulary.
 
         Raises:
-            NotImplementedError: DIFFERENT, or maximal coupling.
-            ValueError: A fork of an evaluation's episode.
+            UsageError: A maximal coupling, or shared luck of an adopted episode, with an engine
+                that takes nothing but keys.
+            ValueError: A fork of an evaluation's episode, or a Gumbel fork that would share the
+                luck of a maximal twin.
         """
         for fork in forks:
-            if fork.episode.info.get("purpose") == "evaluation":
-                raise ValueError(
-                    f"Episode {fork.episode.name} was played by `evaluate`, whose noise forks "
-                    "do not have: fork what `play` returns."
-                )
-            if fork.action is DIFFERENT or fork.coupling == "maximal":
-                wanted = "DIFFERENT" if fork.action is DIFFERENT else "coupling='maximal'"
-                raise NotImplementedError(f"The rollout of language models lacks {wanted} yet.")
-        played = self._run([self._forked(fork) for fork in forks])
+            self._check(fork)
+        logits = self._logits(forks)
+        tails = tail_keys(forks, exact_replay=self.exact_replay)
+        leaders: dict[Hashable, Play] = {}
+        plays = [
+            self._forked(fork, logits, tail, leaders)
+            for fork, tail in zip(forks, tails, strict=True)
+        ]
+        played = self._run(plays)
         _, by_token, by_outcome = null_disagreements(played)
         self.exact_replay = self.exact_replay and not by_token and not by_outcome
         return played
@@ -115,19 +162,74 @@ class Rollout:
         vocabulary, 90 MB for 150 tokens of 152,000. Explain as many as fit, and let go of them.
         """
         return adoption.explained(
-            self.policy, episodes, seed=self._setting.seed, temperature=self._temperature
+            self.policy, episodes, seed=self._seed, temperature=self._temperature
         )
 
     def provide(self, need: str, episodes: Sequence[Episode]) -> None:
-        """Nothing yet: no method of this version has needs.
+        """Fills `episode.info[need]` of each episode.
 
         Raises:
-            UsageError: Always.
+            UsageError: Nothing fills this need, or what does cannot for these.
         """
-        raise UsageError(f"The rollout of language models cannot provide {need!r} yet.")
+        self.provider(need).provide(episodes)
+
+    def provider(self, need: str) -> Provider:
+        """What fills a need; made when it is first asked for.
+
+        Raises:
+            UsageError: Nothing fills it.
+        """
+        if self._needs is None:
+            raise UsageError(f"This rollout cannot provide {need!r}: it was made without needs.")
+        if need not in self.providers:
+            self.providers[need] = self._needs(need)
+        return self.providers[need]
+
+    def take_counts(self) -> dict[str, float]:
+        """What engine and rollout did since they were last asked, as metrics by name.
+
+        `rollout/drift_count` must be 0: episodes of which the engine was given other ids than the
+        learner sees. `rollout/unstable_turns_count` only informs: sampled turns that would be other
+        ids if their text were encoded again, out of `rollout/turns_count`.
+        """
+        counts, self._counts = self._counts, Counter()
+        return rollout_metrics(self.engine.counts.take(), counts)
+
+    def _check(self, fork: Fork) -> None:
+        """Refuses what no engine, or not this one, can play.
+
+        Raises:
+            UsageError, ValueError: As `fork`.
+        """
+        parent = fork.episode
+        if parent.info.get("purpose") == "evaluation":
+            raise ValueError(
+                f"Episode {parent.name} was played by `evaluate`, whose noise forks "
+                "do not have: fork what `play` returns."
+            )
+        if fork.luck is not SHARED:
+            return
+        if parent.fork is not None and is_maximal(parent.fork) and not is_maximal(fork):
+            raise ValueError(
+                "`coupling` must be 'maximal' for a fork that shares the luck of a maximal twin, "
+                f"got {fork.coupling!r} for {fork.path!r}."
+            )
+        if (is_maximal(fork) or logged_noise(fork)) and not self.engine.explains:
+            wanted = "coupling='maximal'" if is_maximal(fork) else "the luck of adopted episodes"
+            raise UsageError(
+                f"{wanted} needs noise that is more than a key, which this engine cannot draw "
+                "with: `engine.name=hf` can."
+            )
+
+    def _logits(self, forks: Sequence[Fork]) -> TurnLogits:
+        """What the turns of maximal forks' parents were drawn from."""
+        coupled = [fork.episode for fork in forks if is_maximal(fork)]
+        parents = [one for one in dict.fromkeys(coupled) if one.outcome is not None]
+        return dict(zip(parents, turn_logits(self.policy, parents), strict=True))
 
     def _factual(self, task: Task, row: int, step: int, streams: Streams = FACTUAL) -> Play:
-        return Play(self._setting, blank_episode(task, step=step, row=row), streams=streams)
+        blank = blank_episode(task, step=step, row=row)
+        return Play(self._setting, blank, luck=Luck(blank, seed=self._seed, factual=streams))
 
     def _replayed(self, play: Play, logged: LoggedEpisode) -> Episode:
         if play.begin():
@@ -135,18 +237,35 @@ class Rollout:
             play.refuse(adoption.replay(play, logged, encode=encode, ends=ends))
         return play.episode()
 
-    def _forked(self, fork: Fork) -> Play:
+    def _forked(
+        self, fork: Fork, logits: TurnLogits, tail: Hashable, leaders: dict[Hashable, Play]
+    ) -> Play:
         parent = fork.episode
+        blank = blank_episode(parent.task, step=parent.step, row=parent.row, fork=fork)
+        luck = Luck(
+            blank,
+            seed=self._seed,
+            explains=self.engine.explains,
+            shares_tools=self._shares_tools,
+            logits=logits,
+        )
         return Play(
             self._setting,
-            blank_episode(parent.task, step=parent.step, row=parent.row, fork=fork),
-            streams=fork_streams(fork),
+            blank,
+            luck=luck,
             skips_equal=fork.takes_equal_tail(exact_replay=self.exact_replay),
+            tail=tail,
+            leaders=leaders,
         )
 
     def _run(self, plays: Sequence[Play], temperature: float | None = None) -> list[Episode]:
+        """Plays all to their ends; a rejected decision takes another round of the engine."""
         temperature = self._temperature if temperature is None else temperature
         waiting = [play for play in plays if play.begin()]
-        if waiting:
+        while waiting:
             self.engine.run(waiting, temperature=temperature)
+            waiting = [play for play in waiting if not play.is_over]
+        settle(plays)
+        for play in plays:
+            self._counts.update(play.counts())
         return [play.episode() for play in plays]

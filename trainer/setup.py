@@ -1,13 +1,17 @@
 """Puts the parts of a run together: policy, engine, rollout and credit method from a `Config`."""
 
+import functools
 import inspect
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from trainer.config import Config
-from trainer.engines.hf import HfEngine
+from trainer import credit_options, needs
+from trainer.config import Config, CreditConfig
+from trainer.engines.choice import check_engine, make_engine
+from trainer.needs.regressor import success_regressor
 from trainer.noise import sources
 from trainer.noise.sources import Sampler
 from trainer.play import Limits
@@ -30,40 +34,38 @@ def check(config: Config) -> None:
     """Refuses a run that cannot be played, before anything is paid for it.
 
     Raises:
-        UsageError: An unknown task, or what `make_method` refuses.
+        UsageError: An unknown task, or what `check_engine` and `make_method` refuse.
     """
     if config.task.name not in task_names():
         raise unknown("task", config.task.name, task_names())
+    check_engine(config)
     make_method(config)
 
 
 def make_rollout(policy: Policy, config: Config, *, sampler: Sampler = sources.sample) -> Rollout:
-    """The rollout of a policy with the `hf` engine.
+    """The rollout of a policy with the engine that the configuration names.
 
     Raises:
         UsageError: The strings that end a turn of the task are no tokens of the policy.
     """
     environment = make_environment(config.task.name)
-    stop = policy.tokenizer.convert_tokens_to_ids(list(environment.stop))
-    if None in stop:
-        raise UsageError(f"The tokenizer must hold {', '.join(environment.stop)} as tokens.")
-    engine = HfEngine(
-        policy.model,
-        stop=frozenset(stop),
-        max_turn_tokens=config.rollout.max_turn_tokens,
-        max_batch=config.rollout.max_batch,
-        sampler=sampler,
+    stop = policy.tokens_with(environment.stop)
+    engine = make_engine(policy, config, stop=stop, sampler=sampler)
+    setup = needs.Setup(
+        policy=policy, environment=lambda: make_environment(config.task.name), config=config
     )
     return Rollout(
         policy,
         engine,
-        lambda: make_environment(config.task.name),
+        setup.environment,
         seed=config.seed,
         temperature=config.rollout.temperature,
         limits=Limits(
             max_context=config.model.max_length - config.rollout.max_turn_tokens,
             max_turns=environment.max_turns * config.task.parts,
+            tool_seconds=config.rollout.tool_seconds,
         ),
+        needs=functools.partial(needs.make, setup=setup),
     )
 
 
@@ -71,30 +73,47 @@ def make_method(config: Config) -> Method:
     """The credit method, with those of the configuration's options that it has.
 
     Raises:
-        UsageError: An unknown method, one that compares rollouts with groups of one, or a budget
-            that is none.
+        UsageError: An unknown method, options that it lacks or refuses, one that compares rollouts
+            with groups of one, a budget that is none, or a need that nobody can fill.
     """
     credit = config.credit
     if credit.method not in METHODS:
         raise unknown("credit method", credit.method, METHODS)
-    budget = None
-    if credit.budget is not None:
-        try:
-            budget = Budget(
-                ratio=credit.budget, explore=credit.explore, null=credit.null, fresh=credit.fresh
-            )
-        except ValueError as error:
-            raise UsageError(f"`credit.budget`: {error}") from error
-    options = {"twins": credit.twins, "budget": budget, "rollouts": credit.rollouts}
-    known = inspect.signature(METHODS[credit.method].function).parameters
-    method = make(credit.method, **{k: v for k, v in options.items() if k in known})
-    uses_baseline = method.compares_members or ("budget" in known and budget is not None)
+    options = _options(config)
+    method = make(credit.method, **options)
+    uses_baseline = method.compares_members or options.get("budget") is not None
     if uses_baseline and config.rollout.group_size < 2:
         raise UsageError(
             f"Method {credit.method!r} compares the rollouts of a task: "
             f"`rollout.group_size` must be at least 2, got {config.rollout.group_size}."
         )
+    asked = [need.name for need in method.needs]
+    needs.check(asked, config, lambda: make_environment(config.task.name))
     return method
+
+
+def _options(config: Config) -> dict[str, Any]:
+    """The options that the method has, from fields and texts, tried before anything is played."""
+    credit = config.credit
+    fields = {"twins": credit.twins, "budget": _budget(credit), "rollouts": credit.rollouts}
+    known = inspect.signature(METHODS[credit.method].function).parameters
+    options: dict[str, Any] = {name: value for name, value in fields.items() if name in known}
+    options |= credit_options.read(credit.method, credit.options)
+    credit_options.try_out(credit.method, options)
+    if "regressor" in known:
+        options["regressor"] = success_regressor(config.needs.regressor)
+    return options
+
+
+def _budget(credit: CreditConfig) -> Budget | None:
+    if credit.budget is None:
+        return None
+    try:
+        return Budget(
+            ratio=credit.budget, explore=credit.explore, null=credit.null, fresh=credit.fresh
+        )
+    except ValueError as error:
+        raise UsageError(f"`credit.budget`: {error}") from error
 
 
 def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:

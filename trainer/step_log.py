@@ -10,18 +10,12 @@ import numpy as np
 
 from trainer.config import Config
 from trainer.policy import Policy
+from trainer.twin_metrics import twin_metrics
 from twinstats.credit.baseline import group_info
 from twinstats.credit.budget import allocation_rows
-from twinstats.episodes import RESAMPLE, Credit, Episode, Group
+from twinstats.episodes import Credit, Episode, Group
 from twinstats.records import Run
-from twinstats.rows import (
-    credit_rows,
-    episode_rows,
-    is_equal_decision,
-    null_disagreements,
-    pair_rows,
-    turn_rows,
-)
+from twinstats.rows import credit_rows, episode_rows, pair_rows, turn_rows
 
 
 def log_step(
@@ -57,7 +51,10 @@ def _text_rows(policy: Policy, episodes: Sequence[Episode]) -> list[dict[str, An
 
 
 def play_metrics(groups: Sequence[Group], credits: Sequence[Credit]) -> dict[str, float]:
-    """What a step's factuals and forks came to, by name."""
+    """What a step's factuals and forks came to, by name; NaN where undefined.
+
+    The same names in every step and for every method: `twin_metrics` explains those of forks.
+    """
     forks = forks_of(credits)
     episodes = [episode for group in groups for episode in group.episodes]
     outcomes = [episode.outcome for episode in episodes if episode.outcome is not None]
@@ -72,24 +69,7 @@ def play_metrics(groups: Sequence[Group], credits: Sequence[Credit]) -> dict[str
         "train/auxiliary_tokens": sum(fork.sampled for fork in forks),
         "credit/informative_groups_share": 1 - uninformative / len(groups),
     }
-    return metrics | _fork_metrics(forks)
-
-
-def _fork_metrics(forks: Sequence[Episode]) -> dict[str, float]:
-    if not forks:
-        return {}
-    count, by_token, by_outcome = null_disagreements(forks)
-    equal = [
-        is_equal_decision(fork)
-        for fork in forks
-        if fork.outcome is not None and fork.fork is not None and fork.fork.action is RESAMPLE
-    ]
-    return {
-        "pairs/equal_share": float(np.mean(equal)) if equal else float("nan"),
-        "pairs/null_count": count,
-        "pairs/null_token_disagreements_count": by_token,
-        "pairs/null_outcome_disagreements_count": by_outcome,
-    }
+    return metrics | twin_metrics(episodes, forks, credits)
 
 
 def forks_of(credits: Sequence[Credit]) -> list[Episode]:

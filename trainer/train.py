@@ -21,7 +21,7 @@ from trainer.checkpoint import (
 )
 from trainer.config import Config
 from trainer.evaluate import evaluate, evaluation_tasks
-from trainer.learner import engine_gap, update
+from trainer.learner import Learner, engine_gap
 from trainer.policy import Policy
 from trainer.rollout import Rollout
 from trainer.setup import make_method, make_optimizer, make_rollout
@@ -45,7 +45,7 @@ class Training:
     policy: Policy
     rollout: Rollout
     method: Method
-    optimizer: torch.optim.Optimizer
+    learner: Learner
     run: Run
     step: int = 0
     total_tokens: int = 0
@@ -85,7 +85,8 @@ def train(
 
     Raises:
         UsageError: The folder exists, or was made with another configuration or other data.
-        RuntimeError: The warmed-up policy answers too little to learn from.
+        RuntimeError: The warmed-up policy answers too little to learn from, a gradient is not
+            finite, or the policy passed `loss.max_kl`.
     """
     method = make_method(config)  # before anything is written
     run = (
@@ -99,9 +100,8 @@ def train(
             started=started(),
         )
     )
-    training = Training(
-        config, policy, make_rollout(policy, config), method, make_optimizer(policy, config), run
-    )
+    learner = Learner.of(policy, make_optimizer(policy, config), config)
+    training = Training(config, policy, make_rollout(policy, config), method, learner, run)
     if not (resume and _restore(training)):
         run.rewind(-1)
         _evaluate_first(training)
@@ -110,23 +110,41 @@ def train(
         metrics = _step(training)
         if on_step is not None:
             on_step(training.step, metrics)
-        if training.step % config.checkpoint.every == 0 or training.is_over:
+        strayed = _strayed(metrics, config.loss.max_kl)
+        if training.step % config.checkpoint.every == 0 or training.is_over or strayed:
             _save(training)
+        if strayed:
+            raise RuntimeError(f"Step {training.step} was saved, and training stops: {strayed}")
     run.finish(started())
     return run.path
+
+
+def _strayed(metrics: dict[str, float], limit: float | None) -> str | None:
+    """Why training must not go on, if the policy is too far from where it started."""
+    if limit is None or not metrics.get("loss/kl_nats", 0.0) > limit:
+        return None
+    return (
+        f"the policy is {metrics['loss/kl_nats']:.3g} nats a token from where training started, "
+        f"above `loss.max_kl` {limit:g}."
+    )
 
 
 def _step(training: Training) -> dict[str, float]:
     """One step: episodes, credit, update, logs."""
     begun = time.perf_counter()
     config = training.config
+    training.rollout.take_counts()  # what evaluations did is not the step's
     tasks = train_tasks(config, training.step)
     episodes = training.rollout.play(tasks, config.rollout.group_size, training.step)
     groups = group_by_task(episodes, seed=config.seed, step=training.step)
     credits = assign(training.rollout, groups, training.method)
     gap = engine_gap(training.policy, episodes, config)
-    metrics = update(training.policy, training.optimizer, credits, config)
+    metrics = training.learner.update(credits, training.step)
+    training.rollout.engine.sync()
     training.method.observe(training.step, credits)
+    for provider in training.rollout.providers.values():
+        metrics |= provider.learn(episodes)
+    metrics |= training.rollout.take_counts()
     metrics |= play_metrics(groups, credits)
     training.total_tokens += int(
         metrics["train/sampled_tokens"] + metrics["train/auxiliary_tokens"]
@@ -191,11 +209,18 @@ def _save(training: Training) -> None:
         "method": training.method.state(),
         "exact_replay": training.rollout.exact_replay,
         "data": data_fingerprint(),
+        "needs": {need: one.state() for need, one in training.rollout.providers.items()},
+    }
+    needs = {
+        f"{need}/{name}": tensor
+        for need, provider in training.rollout.providers.items()
+        for name, tensor in provider.tensors().items()
     }
     model = {
         name: value.detach().clone() for name, value in training.policy.model.named_parameters()
     }
-    checkpoint = Checkpoint(training.step, model, optimizer_tensors(training.optimizer), state)
+    optimizer = optimizer_tensors(training.learner.optimizer)
+    checkpoint = Checkpoint(training.step, model, optimizer, state, needs)
     save_checkpoint(training.checkpoints, checkpoint, keep=training.config.checkpoint.keep)
 
 
@@ -209,12 +234,26 @@ def _restore(training: Training) -> bool:
     if checkpoint.state["data"] != data_fingerprint():
         raise UsageError(f"{path} was made with other questions or documents than these.")
     load_weights(training.policy, checkpoint)
-    restore_optimizer(training.optimizer, checkpoint.optimizer)
+    training.rollout.engine.sync()
+    restore_optimizer(training.learner.optimizer, checkpoint.optimizer)
     training.method.load(checkpoint.state["method"])
+    _restore_needs(training, checkpoint)
     training.rollout.exact_replay = checkpoint.state["exact_replay"]
     training.step, training.total_tokens = checkpoint.step, checkpoint.state["total_tokens"]
     training.run.rewind(training.step)
     return True
+
+
+def _restore_needs(training: Training, checkpoint: Checkpoint) -> None:
+    """Gives the providers what they had learned."""
+    for need, state in checkpoint.state["needs"].items():
+        own = f"{need}/"
+        learned = {
+            name.removeprefix(own): tensor
+            for name, tensor in checkpoint.needs.items()
+            if name.startswith(own)
+        }
+        training.rollout.provider(need).load(state, learned)
 
 
 def _refuse_lost_checkpoints(training: Training) -> None:

@@ -7,8 +7,6 @@ Leaves out how demonstrations are made (`tasks.demonstrations`).
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +15,8 @@ import numpy as np
 import torch
 
 from trainer.config import Config
-from trainer.policy import Policy, build_model, build_tokenizer, load_policy
+from trainer.policy import Policy, build_model, build_tokenizer
+from trainer.policy_cache import cached
 from trainer.tasks.demonstrations import Demonstration, demonstrations, text_of
 from trainer.tasks.facts import SPECIAL_TOKENS
 from trainer.tasks.questions import data_fingerprint
@@ -36,30 +35,16 @@ def warm_policy(config: Config, cache: Path, progress: Progress | None = None) -
         cache: Folder that keeps warmed-up policies.
         progress: Gets (step, steps, loss) while a new one is made.
     """
-    folder = cache / f"warmup-{fingerprint(config)}"
-    if not (folder / "model.safetensors").is_file():
-        policy = _made(config, progress)
-        temporary = cache / f".{folder.name}.{os.getpid()}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        policy.save(temporary)
-        _publish(temporary, folder)
-    return load_policy(folder)
+    return cached(cache / f"warmup-{fingerprint(config)}", lambda: _made(config, progress))
 
 
 def fingerprint(config: Config) -> str:
     """A digest of all that a warmed-up policy depends on."""
     parts = {"version": RECIPE_VERSION, "task": config.task.name, "data": data_fingerprint()}
-    parts |= {"model": asdict(config.model), "warmup": asdict(config.warmup)}
+    model = asdict(config.model)
+    del model["pretrained"]  # such a model is not warmed up
+    parts |= {"model": model, "warmup": asdict(config.warmup)}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _publish(temporary: Path, folder: Path) -> None:
-    try:
-        temporary.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
-        shutil.rmtree(temporary)  # another process was first, with the same contents
 
 
 def _made(config: Config, progress: Progress | None) -> Policy:

@@ -1,4 +1,4 @@
-"""Posterior draws of column sums: Dirichlet weights over clusters, or over the 2x2 cells.
+"""Other samples' column sums: Dirichlet weights over clusters or 2x2 cells, clusters left out.
 
 Leaves out what is computed from the sums (`_variance_columns`).
 """
@@ -58,6 +58,13 @@ def cluster_draws(columns: Arrays, cluster: np.ndarray, seed: int = 0) -> dict[s
     else:
         sums = np.concatenate(_weighted_sums(matrix, counts, rng))
     return dict(zip(columns, (sums * peak).T, strict=True))
+
+
+def sums_without_each(columns: Arrays, cluster: np.ndarray) -> dict[str, np.ndarray]:
+    """Column sums without each cluster in turn, for the jackknife; clusters of zeros stay."""
+    matrix = np.column_stack([np.bincount(cluster, weights=column) for column in columns.values()])
+    kept = matrix[(matrix != 0).any(axis=1)]
+    return dict(zip(columns, (matrix.sum(axis=0) - kept).T, strict=True))
 
 
 def _distinct(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

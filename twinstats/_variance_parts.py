@@ -19,7 +19,7 @@ from twinstats._variance_columns import (
     pair_column,
     statistics,
 )
-from twinstats._variance_draws import cell_sums, cluster_draws
+from twinstats._variance_draws import cell_sums, cluster_draws, sums_without_each
 from twinstats.results import show
 
 Interval = tuple[float, float] | None
@@ -200,6 +200,22 @@ def intervals(
             low, high = np.quantile(values, levels)
             found[name] = float(low), float(high)
     return found
+
+
+def stderrs(pairs: Pairs, extras: dict[str, np.ndarray]) -> dict[str, float | None]:
+    """Jackknife over clusters: sqrt((G - 1) / G * sum over g of (x_-g - their mean)^2).
+
+    Null with one cluster, and where a statistic is undefined without one of them.
+    """
+    found = statistics(sums_without_each(base_columns(pairs) | extras, pairs.asked_cluster))
+    errors: dict[str, float | None] = {}
+    for name, without in found.items():
+        errors[name] = None
+        if len(without) > 1 and np.isfinite(without).all():
+            error = float(np.sqrt((len(without) - 1) * np.var(without)))
+            is_squared = name in SQUARED
+            errors[name] = _in_range(error, 2 * pairs.exponent) if is_squared else error
+    return errors
 
 
 def _effect_interval(pairs: Pairs, confidence: float) -> Interval:

@@ -27,8 +27,13 @@ def joined(pairs: pl.DataFrame) -> pl.DataFrame:
     return twins.join(control.unique(key, keep="first", maintain_order=True), on=key, how="left")
 
 
-def account(twins: pl.DataFrame) -> VarianceAccount | None:
-    """The account of joined twins, clustered by task; null without a twin."""
+def account(twins: pl.DataFrame, *, confidence: float | None = 0.95) -> VarianceAccount | None:
+    """The account of joined twins, clustered by task; null without a twin.
+
+    Args:
+        twins: Rows of `joined`.
+        confidence: Nominal coverage of its intervals; null for none, which is much faster.
+    """
     if twins.is_empty():
         return None
     control = twins["control_outcome"]
@@ -38,6 +43,7 @@ def account(twins: pl.DataFrame) -> VarianceAccount | None:
         control=None if control.is_null().all() else control.to_list(),
         equal=twins["equal"].to_list(),
         cluster=[f"{run} {task}" for run, task in twins.select("run", "task").iter_rows()],
+        confidence=confidence,
     )
 
 

@@ -12,7 +12,9 @@ from paper.figures import (
     gain,
     leaderboard,
     learning,
+    oracle,
     simulated_learning,
+    twins,
     variance,
 )
 
@@ -45,4 +47,6 @@ FIGURES: dict[str, FigureModule] = {
     "leaderboard": leaderboard,
     "learning": learning,
     "simulated_learning": simulated_learning,
+    "twins": twins,
+    "oracle": oracle,
 }

@@ -6,7 +6,6 @@ Leaves out what the credit does to learning (`learning`), and the numbers as a t
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 from matplotlib.axes import Axes
@@ -89,7 +88,7 @@ def draw(table: pl.DataFrame) -> Figure:
         row[0].set_ylabel("squared error (1 = no credit)")
     for panel in panels[max(0, len(settings) - num_columns) : len(settings)]:
         panel.set_xlabel("total tokens (1 = 4 rollouts a task)")
-    _legend(figure, panels)
+    style.shared_legend(figure, panels, last=_OTHERS)
     return figure
 
 
@@ -120,21 +119,6 @@ def _draw_method(panel: Axes, method: str, rows: pl.DataFrame, look: dict) -> No
         markerfacecolor="none" if is_scaled else look["color"],
         zorder=3,
         **look,
-    )
-
-
-def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
-    """One entry a name, whichever panel has it; the grey lines last."""
-    found: dict[str, Any] = {}
-    for panel in panels:
-        handles, texts = panel.get_legend_handles_labels()
-        found |= dict(zip(texts, handles, strict=True))
-    names = sorted(found, key=lambda name: name == _OTHERS)
-    figure.legend(
-        [found[name] for name in names],
-        names,
-        loc="outside lower center",
-        ncols=min(len(names), 6),
     )
 
 

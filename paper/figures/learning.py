@@ -57,7 +57,8 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     """
     points = _points(runs)
     if points is None or points.is_empty():
-        raise logs.missing("learning", NEEDS, runs, COMMAND)
+        lacks = "evaluations or outcomes of a run that learns"
+        raise logs.missing("learning", NEEDS, runs, COMMAND, rows=lacks)
     rows: list[dict] = []
     for (series, method, measure), own in points.group_by(
         "series", "method", "measure", maintain_order=True

@@ -47,7 +47,8 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     """
     rows = [*_ratio_rows(runs), *gain_rows(runs)]
     if not rows:
-        raise logs.missing("variance", NEEDS, runs, COMMAND)
+        enough = f"turn with {FEWEST_CONTROLS} twins that have a control"
+        raise logs.missing("variance", NEEDS, runs, COMMAND, rows=enough)
     return pl.DataFrame(rows, schema=SCHEMA)
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import polars as pl
 
-from paper.tables import leaderboard
+from paper.tables import leaderboard, oracle
 
 
 class TableModule(Protocol):
@@ -30,4 +30,4 @@ class TableModule(Protocol):
         """What the table shows, as sentences."""
 
 
-TABLES: dict[str, TableModule] = {"leaderboard": leaderboard}
+TABLES: dict[str, TableModule] = {"leaderboard": leaderboard, "oracle": oracle}

@@ -49,6 +49,21 @@ def markdown(table: pl.DataFrame, caption: str) -> str:
     return caption + "\n\n" + "\n".join(lines) + "\n"
 
 
+def ratio_text(
+    ratio: float | None, low: float | None, high: float | None, is_bound: bool | None
+) -> str:
+    """A ratio of tokens with its interval, whose upper end may be open; empty for null.
+
+    >>> ratio_text(0.25, 0.2, None, True)
+    '≤ 0.25 [0.20, ∞]'
+    """
+    if ratio is None:
+        return ""
+    sign = "≤ " if is_bound else ""
+    bounds = "" if low is None else f" [{low:.2f}, {'∞' if high is None else f'{high:.2f}'}]"
+    return f"{sign}{ratio:.2f}{bounds}"
+
+
 def _latex_row(cells: Iterable[object]) -> str:
     return " & ".join(_latex_text(str(cell)) for cell in cells) + r" \\"
 

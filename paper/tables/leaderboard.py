@@ -9,6 +9,7 @@ from pathlib import Path
 import polars as pl
 
 from paper import logs
+from paper.tables.formats import ratio_text
 
 NEEDS = ("leaderboard", "leaderboard_tokens", "leaderboard_differences")
 COMMAND = "twice simulate leaderboard --out runs/leaderboard"
@@ -89,7 +90,8 @@ def _line(method: str, own: pl.DataFrame) -> dict[str, str]:
     for budget in BUDGETS:
         cell = own.filter(budget=budget)
         line[f"{budget:g}"] = _cell(cell) if len(cell) else ""
-    line["tokens / vine's"] = _ratio(own)
+    bounds = (own[name][0] for name in ("ratio", "ratio_low", "ratio_high", "is_bound"))
+    line["tokens / vine's"] = ratio_text(*bounds)
     line["remark"] = _remark(own)
     return line
 
@@ -99,15 +101,6 @@ def _cell(cell: pl.DataFrame) -> str:
     if value is None:
         return ""
     return f"{value:.2f}" if low is None else f"{value:.2f} ± {(high - low) / 2:.2f}"
-
-
-def _ratio(own: pl.DataFrame) -> str:
-    ratio, low, high = (own[name][0] for name in ("ratio", "ratio_low", "ratio_high"))
-    if ratio is None:
-        return ""
-    sign = "≤ " if own["is_bound"][0] else ""
-    bounds = "" if low is None else f" [{low:.2f}, {'∞' if high is None else f'{high:.2f}'}]"
-    return f"{sign}{ratio:.2f}{bounds}"
 
 
 def _remark(own: pl.DataFrame) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from simulations.measure import Scored
 from simulations.studies._equivalence import simultaneous
-from simulations.studies._leaderboard_curves import FLAGS, IDENTITY
+from twinstats.board import FLAGS, IDENTITY
 
 MARGIN = 0.25
 """Of the root mean square advantage."""

@@ -1,6 +1,6 @@
 """Who is on the leaderboard: every method of the registry, and named variants of some.
 
-Leaves out how entrants are played (`leaderboard`) and read (`_leaderboard_board`).
+Leaves out how entrants are played (`leaderboard`) and read (`twinstats.board`).
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -18,9 +18,6 @@ from twinstats.errors import UsageError
 
 GROUP = 4
 """Rollouts of a task in a base group; methods with forks keep it."""
-
-REFERENCE = ("vine", 9)
-"""The method and its knob whose error others have to reach."""
 
 _UNITS = {"arpo": 2 * GROUP, "prover": 2}
 """Where a knob starts, if not at 1: leaves count the group's own, a judge's test takes two."""

@@ -52,10 +52,7 @@ from scipy.stats import kendalltau
 
 from simulations.measure import credit_groups, play_groups, score, trained_gradient
 from simulations.studies._leaderboard_bias import biases, place_sums
-from simulations.studies._leaderboard_board import board, differences
-from simulations.studies._leaderboard_curves import METRICS, curves
 from simulations.studies._leaderboard_entrants import GROUP, Entrant, Sweep, entrants
-from simulations.studies._leaderboard_tokens import equal_error, split
 from simulations.worlds import Bandit, Chain
 from simulations.worlds.bandit import BanditSetting
 from simulations.worlds.chain_model import ChainSetting
@@ -63,6 +60,7 @@ from simulations.worlds.errand import Errand
 from simulations.worlds.errand_model import ErrandSetting
 from simulations.worlds.tokens import Tokens
 from simulations.worlds.tokens_model import TokensSetting
+from twinstats.board import METRICS, board, curves, differences, equal_error, split
 from twinstats.credit.registry import Method
 from twinstats.episodes import Credit, Group
 

@@ -14,7 +14,7 @@ import pytest
 from paper import logs, style
 from paper.build import build_figures
 from paper.figures import FIGURES, complexity
-from tests.paper import synthetic
+from tests.paper import oracle_logs, synthetic
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cases") / "runs"
-    synthetic.all_studies(folder / "studies")
+    oracle = oracle_logs.tables(settings=("facts",), outcomes=("f1",), num_episodes=10)
+    synthetic.all_studies(folder / "studies", **oracle)
     synthetic.train_run(folder / "twice-0", steps=6)
     return folder
 

@@ -1,7 +1,4 @@
-"""Training: the rows A12 to A31 of the case list that rollout, batch and loss can answer.
-
-A13 and A24 also speak of a KL term, which the loss does not have yet: only their masks are here.
-"""
+"""Training: the rows A12 to A31 of the case list that rollout, batch and loss can answer."""
 
 from types import SimpleNamespace
 
@@ -10,13 +7,14 @@ import pytest
 import torch
 
 from tests.trainer.conftest import scripted
-from trainer.config import LossConfig, ModelConfig
+from trainer.config import LossConfig, ModelConfig, changed
 from trainer.engines.hf import HfEngine
-from trainer.learner import has_credit, update
-from trainer.loss import Batch, action_spans, episode_ids, make_batch, policy_loss
+from trainer.learner import Learner, has_credit
+from trainer.loss import Batch, Logprobs, action_spans, episode_ids, kl, make_batch, policy_loss
 from trainer.policy import build_model, padded, token_logprobs
 from trainer.recipes import recipe
 from twinstats.episodes import Credit, Episode, Fork, Task, Turn
+from twinstats.errors import UsageError
 from twinstats.noise import NoiseKey
 from twinstats.rows import episode_rows
 
@@ -47,13 +45,19 @@ def token_losses(losses, mask):
         trained_RL=mask_RL,
         advantage_RL=-torch.tensor(losses, dtype=torch.float32),
         turn_RL=turn_RL,
+        lengths=torch.ones(int(mask_RL.sum()), dtype=torch.long),
+        num_tokens=int(mask_RL.sum()),
         num_turns=int(mask_RL.sum()),
         num_episodes=len(mask_RL),
     )
     logp = torch.zeros(mask_RL.shape, requires_grad=True)
-    loss, _ = policy_loss(logp, logp.detach(), batch, LossConfig(aggregation="token"))
-    loss.backward()
-    return float(loss.detach()), logp.grad
+    loss = policy_loss(on_policy(logp), batch, LossConfig(aggregation="token"))
+    loss.total.backward()
+    return loss.policy, logp.grad
+
+
+def on_policy(logp, **others):
+    return Logprobs(current=logp, behaviour=logp.detach(), **others)
 
 
 class Fixed:
@@ -82,10 +86,22 @@ def test_a13_what_is_masked_is_not_multiplied_by_zero(padding):
     assert gradient[0, 1] == 0 and torch.isfinite(gradient).all()
 
 
+@pytest.mark.parametrize("padding", [1e10, float("inf"), NAN])
+def test_a13_a_kl_is_not_multiplied_by_zero_either(padding):
+    batch = make_batch([credit([episode(([1], [2]))], [[0.0]])])  # the shown token is masked
+    logp = torch.zeros(batch.ids_RL.shape, requires_grad=True)
+    reference = torch.tensor([[padding, -0.1]])
+    config = LossConfig(aggregation="token", kl="k3", kl_coefficient=1.0)
+    loss = policy_loss(on_policy(logp, reference=reference), batch, config)
+    loss.total.backward()
+    assert float(loss.total.detach()) == pytest.approx(np.expm1(-0.1) + 0.1, rel=1e-5)
+    assert logp.grad[0, 0] == 0 and torch.isfinite(logp.grad).all()
+
+
 def test_a13_a_batch_without_a_trained_token_updates_nothing():
     nothing = credit([episode(([1], [2]))], [[NAN]])
     assert not has_credit(nothing)
-    metrics = update(None, None, [nothing], recipe("demo"))
+    metrics = Learner(None, None, recipe("demo")).update([nothing], 1)
     assert np.isnan(metrics["loss/policy_nats"])  # logged as null
 
 
@@ -103,11 +119,9 @@ def test_a15_an_episode_without_credit_leaves_sum_and_count():
     episodes = [episode(([1], [2] * 3)), episode(([1], [2] * 5), row=1)]
     batch = make_batch([credit(episodes, [[-1.0], [NAN]])])
     logp = torch.zeros(batch.ids_RL.shape)
-    loss, _ = policy_loss(logp, logp, batch, LossConfig(aggregation="token"))
-    assert float(loss) == 1.0
+    assert policy_loss(on_policy(logp), batch, LossConfig(aggregation="token")).policy == 1.0
     # sums over turns are divided by the step's number of episodes, whatever became of them
-    loss, _ = policy_loss(logp, logp, batch, LossConfig(aggregation="turn"))
-    assert float(loss) == 0.5
+    assert policy_loss(on_policy(logp), batch, LossConfig(aggregation="turn")).policy == 0.5
     assert batch.num_tokens == 3
     assert sum(one.sampled for one in episodes) == 8
     assert not has_credit(credit(episodes, [[NAN], [NAN]]))
@@ -200,6 +214,18 @@ def test_a24_only_sampled_tokens_are_trained():
     batch = make_batch([credit([played], [[1.0, 1.0]])])
     assert batch.trained_RL.int().tolist() == [[1, 1, 0, 0, 1]]
     assert batch.num_tokens == played.sampled == 3
+    logp = torch.tensor([[-1.0, -1.0, -7.0, -7.0, -1.0]])
+    reference = logp - torch.tensor([[0.1, 0.1, -5.0, -5.0, 0.1]])
+    loss = policy_loss(on_policy(logp, reference=reference), batch, LossConfig(kl="k1"))
+    assert loss.kl / batch.num_tokens == pytest.approx(0.1, abs=1e-6)
+
+
+def test_a28_the_estimates_of_the_kl_are_three():
+    logp, reference = torch.tensor([[-1.0], [-1.2]], dtype=torch.float64)
+    found = {kind: float(kl(logp, reference, kind)) for kind in ("k1", "k2", "k3")}
+    assert found == pytest.approx({"k1": 0.2, "k2": 0.02, "k3": 0.018730753}, abs=1e-9)
+    with pytest.raises(UsageError, match="k1, k2, k3"):
+        changed(recipe("demo"), ["loss.kl=k4"])
 
 
 def test_a26_cut_and_ended_are_two_flags_and_both_are_logged():

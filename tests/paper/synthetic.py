@@ -297,8 +297,8 @@ def learning_rows() -> list[dict]:
     return [row | {"reading": reading} for reading in ("end", "mean") for row in rows]
 
 
-def all_studies(folder: Path) -> Path:
-    """A run with the tables of all studies that figures are drawn from."""
+def all_studies(folder: Path, **tables: list[dict]) -> Path:
+    """A run with the tables of all studies that figures are drawn from, and more."""
     return study_run(
         folder,
         complexity=complexity_rows(),
@@ -308,4 +308,5 @@ def all_studies(folder: Path) -> Path:
         gain_rule=gain_rule_rows(),
         **leaderboard_tables(),
         learning=learning_rows(),
+        **tables,
     )

@@ -79,7 +79,8 @@ def test_figures_without_logs_are_listed_and_the_rest_is_drawn(tmp_path):
     assert built.missing["learning"] == (
         "learning: no metrics in run; make it with `twice train RECIPE --out runs/NAME`."
     )
-    assert set(built.missing) == set(FIGURES) - {"leaderboard"} | {"table_leaderboard"}
+    absent = set(FIGURES) - {"leaderboard"} | {f"table_{name}" for name in TABLES}
+    assert set(built.missing) == absent
     assert built.missing["table_leaderboard"] == (
         "table leaderboard: no leaderboard_tokens or leaderboard_differences in run; "
         "make it with `twice simulate leaderboard --out runs/leaderboard`."

@@ -87,6 +87,15 @@ def test_reconstructed_methods_are_marked(tmp_path):
     assert "* Reconstructed" in learning.caption(table)
 
 
+def test_metrics_without_learning_are_told_from_no_metrics(tmp_path):
+    run = synthetic.study_run(
+        tmp_path / "retrofit", metrics=[{"name": "train/failed_count", "value": 0.0}]
+    )
+    lacks = "learning: no evaluations or outcomes of a run that learns in metrics in retrofit"
+    with pytest.raises(logs.MissingLogs, match=lacks):
+        learning.table([run])
+
+
 def test_runs_that_trained_nothing_are_no_logs(runs):
     with pytest.raises(logs.MissingLogs, match="no metrics in study.*twice train"):
         learning.table(runs[-1:])

@@ -41,6 +41,18 @@ def test_a_table_nobody_has_is_null(tmp_path):
     )
 
 
+def test_a_table_that_is_there_is_not_called_missing(tmp_path):
+    run = synthetic.study_run(tmp_path / "run", pairs=[{"kind": "null"}])
+    told = str(logs.missing("f", ("pairs", "other"), [run], "make it", rows="twins"))
+    assert told == "f: no other and no twins in pairs in run; make it with `make it`."
+    assert str(logs.missing("f", ("pairs",), [run], "m", rows="twins")).startswith(
+        "f: no twins in pairs in run"
+    )
+    assert str(logs.missing("f", ("other", "more"), [run], "m")).startswith(
+        "f: no other or more in run;"
+    )
+
+
 def test_a_cut_part_is_named_and_the_rest_is_read(tmp_path):
     run = synthetic.train_run(tmp_path / "run", method="rloo", steps=4)
     whole = len(logs.read([run], "metrics"))

@@ -50,3 +50,31 @@ def test_svg_is_the_same_twice_and_says_no_date():
 
     assert picture() == picture()
     assert "<metadata>" not in picture()
+
+
+def test_a_legend_is_no_wider_than_its_figure():
+    for width, longest in ((style.PAGE, 16), (style.COLUMN, 16), (style.PAGE, 3)):
+        with style.house():
+            figure, (panel,) = style.panels(1, width=width)
+            for number in range(8):
+                panel.plot([0, 1], label=f"{number}" + "e" * (longest - 1))
+            style.shared_legend(figure, [panel], last="0")
+            figure.draw_without_rendering()
+            (legend,) = figure.legends
+            box = legend.get_window_extent()
+        assert box.width <= figure.bbox.width
+        assert [text.get_text()[0] for text in legend.get_texts()][0] == "0"
+
+
+def test_symmetrical_log_axes_name_fewer_numbers_the_farther_they_reach():
+    def named(bottom, top):
+        with style.house():
+            figure, (panel,) = style.panels(1)
+            panel.set_yscale("symlog", linthresh=0.1)
+            panel.set_ylim(bottom, top)
+            style.plain_symlog_axis(panel.yaxis, linear=0.1)
+            figure.draw_without_rendering()
+            return [label.get_text() for label in panel.get_yticklabels()]
+
+    assert {"0", "0.2", "0.5", "1"} <= set(named(-0.05, 2.0))
+    assert "0.2" not in named(-50.0, 50.0) and "\N{MINUS SIGN}10" in named(-50.0, 50.0)

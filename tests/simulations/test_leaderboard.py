@@ -16,13 +16,12 @@ from simulations.studies import _leaderboard_entrants as field
 from simulations.studies import leaderboard
 from simulations.studies._equivalence import simultaneous
 from simulations.studies._leaderboard_bias import place_sums
-from simulations.studies._leaderboard_curves import curves
-from simulations.studies._leaderboard_tokens import equal_error, split
 from simulations.studies.leaderboard import METRICS, QUICK, SEEDS, SETTINGS, run, summarise
 from simulations.worlds import Bandit, Chain
 from simulations.worlds.errand import Errand
 from simulations.worlds.errand_model import ErrandSetting
 from tests.simulations.boards import SMALL, small_board
+from twinstats.board import curves, equal_error, split
 from twinstats.credit import METHODS, make, names
 from twinstats.credit.registry import Entry, Method, Need
 from twinstats.episodes import Credit

@@ -14,7 +14,7 @@ from trainer.config import (
     TaskConfig,
     WarmupConfig,
 )
-from trainer.engines import SampledTurn
+from trainer.engines import Counts, SampledTurn
 from trainer.episode_log import LoggedEpisode
 from trainer.play import Limits
 from trainer.policy import Policy, build_model, build_tokenizer
@@ -106,6 +106,7 @@ class Script:
     def __init__(self, choose):
         self._choose = choose
         self.keys, self.starts, self.temperatures = [], [], []
+        self.counts, self.explains = Counts(), True
 
     def run(self, sessions, *, temperature):
         self.temperatures.append(temperature)

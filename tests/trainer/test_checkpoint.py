@@ -1,5 +1,6 @@
 """Checkpoints: whole or not there, and everything bit for bit."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -63,6 +64,22 @@ def test_nothing_is_pickled(tmp_path):
     path = save_checkpoint(tmp_path, made(3), keep=1)
     names = {file.name for file in path.iterdir()}
     assert names == {"manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"}
+
+
+def test_what_needs_learned_comes_back_and_is_not_lost_unseen(tmp_path):
+    needs = {"value/weight": torch.arange(3.0), "value/optimizer/0/step": torch.tensor(2.0)}
+    path = save_checkpoint(tmp_path, dataclasses.replace(made(3), needs=needs), keep=1)
+    loaded = load_checkpoint(path).needs
+    assert loaded.keys() == needs.keys()
+    assert all(torch.equal(loaded[name], needs[name]) for name in needs)
+    file = path / "needs.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    with pytest.raises(CorruptCheckpointError, match=r"needs\.safetensors is missing or damaged"):
+        load_checkpoint(path)
+    file.unlink()
+    with pytest.raises(CorruptCheckpointError, match=r"needs\.safetensors is missing or damaged"):
+        load_checkpoint(path)
 
 
 def test_an_optimizer_that_took_no_step_is_saved_too(tmp_path):

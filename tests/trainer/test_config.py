@@ -85,6 +85,9 @@ def test_a_word_without_equals_is_refused():
         ("checkpoint.keep=0", "`checkpoint.keep` must be at least 1"),
         ("length.steps=-1", "`length.steps` must be at least 0"),
         ("length.total_tokens=0", "`length.total_tokens` must be at least 1"),
+        ("credit.options=3", "`credit.options` takes credit.options.NAME=VALUE, or none, got '3'"),
+        ("needs.judge=localhost:80", "`needs.judge` must be policy or an http address"),
+        ("needs.judge_seconds=0", "`needs.judge_seconds` must be above 0"),
     ],
 )
 def test_a_value_that_its_field_does_not_allow_is_refused(assignment, message):
@@ -109,12 +112,30 @@ def _leaves(tree):
     return [
         leaf
         for value in tree.values()
-        for leaf in (_leaves(value) if isinstance(value, dict) else [value])
+        for leaf in (_leaves(value) if isinstance(value, dict) and value else [value])
     ]
 
 
+def test_options_are_kept_as_texts_by_name_and_taken_back_together():
+    config = changed(DEMO, ["credit.options.weight=2", "credit.options.mode=x"])
+    assert config.credit.options == {"weight": "2", "mode": "x"}
+    assert changed(config, ["credit.options.mode=y"]).credit.options["mode"] == "y"
+    assert changed(config, ["credit.options=none"]) == DEMO
+    for path in ("credit.options.a.b", "credit.optoins.a", "needs.options.a"):
+        with pytest.raises(UsageError, match="Unknown configuration key"):
+            changed(DEMO, [f"{path}=1"])
+
+
+@pytest.mark.parametrize("options", [3, ["weight"], {"weight": 2}])
+def test_options_of_another_shape_are_refused(options):
+    with pytest.raises(UsageError, match="`credit.options` must hold texts by name"):
+        from_dict({"recipe": "demo", "credit": {"options": options}})
+
+
 def test_a_configuration_survives_json():
-    config = changed(DEMO, ["credit.budget=none", "seed=3", "loss.clip_low=0.1"])
+    config = changed(
+        DEMO, ["credit.budget=none", "seed=3", "loss.clip_low=0.1", "credit.options.weight=2"]
+    )
     assert from_dict(asdict(config)) == config
     assert from_dict(json.loads(json.dumps(asdict(config)))) == config
 

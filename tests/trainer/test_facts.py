@@ -228,7 +228,7 @@ def test_stepping_after_the_end_and_bad_rows_are_refused():
 
 
 def test_the_registry_makes_environments_by_name():
-    assert tasks.names() == ("facts",)
+    assert tasks.names()[0] == "facts"
     assert isinstance(tasks.make("facts", mode="unicode"), Facts)
     with pytest.raises(ValueError, match="Unknown task 'fact'. Did you mean 'facts'?"):
         tasks.make("fact")

@@ -4,93 +4,23 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.engines.hf import HfEngine
-from trainer.engines.slots import SlotCache
-from twinstats.noise import NoiseKey, sample
-
-STOP = frozenset(range(100))  # one token in six ends a turn
-MAX_TURN_TOKENS = 7
+from tests.trainer.walks import (
+    MAX_TURN_TOKENS,
+    STOP,
+    alone,
+    assert_same,
+    engine_of,
+    played,
+    sharpened,
+    walks,
+)
+from trainer.engines import batch
+from trainer.engines.slots import SlotCache, Strip
 
 
 @pytest.fixture
 def model(policy):
-    """A random model whose distributions are far from flat, so that a wrong cache shows."""
-    with torch.no_grad():
-        for weight in policy.model.parameters():
-            if weight.ndim == 2:
-                weight.mul_(8)
-        policy.model.get_input_embeddings().weight.mul_(3)
-    return policy.model
-
-
-class Walk:
-    """A session of given texts: `texts[0]` first, then one after each turn until none is left."""
-
-    def __init__(self, row, texts):
-        self.row, self.texts = row, texts
-        self.turns = []
-
-    def start(self):
-        return list(self.texts[0])
-
-    def key(self):
-        return NoiseKey(1, 2, self.row, len(self.turns))
-
-    def draft(self):
-        return ()
-
-    def fail(self, reason):
-        raise AssertionError(reason)
-
-    def advance(self, turn):
-        self.turns.append(turn)
-        return list(self.texts[len(self.turns)]) if len(self.turns) < len(self.texts) else None
-
-
-def walks(count, seed=0):
-    """Sessions of 1 to 4 turns; what is shown between them has 0 to 12 tokens."""
-    rng = np.random.default_rng(seed)
-    return [
-        Walk(
-            row,
-            [rng.integers(100, 600, 1 + rng.integers(12)).tolist()]
-            + [rng.integers(100, 600, rng.integers(13)).tolist() for _ in range(rng.integers(4))],
-        )
-        for row in range(count)
-    ]
-
-
-@torch.inference_mode()
-def alone(model, walk, temperature=1.0):
-    """The turns of a session by the plain loop: (tokens, logprob, entropy, stopped)."""
-    ids, turns = list(walk.texts[0]), []
-    for turn in range(len(walk.texts)):
-        tokens, logprob, entropy = [], 0.0, 0.0
-        while len(tokens) < MAX_TURN_TOKENS and not (tokens and tokens[-1] in STOP):
-            logits = model(torch.tensor([ids])).logits[:, -1]
-            key = NoiseKey(1, 2, walk.row, turn)
-            token = int(sample(logits.numpy(), [key], [len(tokens)], temperature)[0])
-            law = torch.log_softmax(logits[0].double() / (temperature or 1.0), -1)
-            logprob += float(law[token])
-            entropy -= float((law.exp() * law).sum())
-            tokens.append(token)
-            ids.append(token)
-        turns.append((tuple(tokens), logprob, entropy / len(tokens), tokens[-1] in STOP))
-        ids += walk.texts[turn + 1] if turn + 1 < len(walk.texts) else []
-    return turns
-
-
-def played(model, sessions, max_batch, temperature=1.0):
-    engine = HfEngine(model, stop=STOP, max_turn_tokens=MAX_TURN_TOKENS, max_batch=max_batch)
-    engine.run(sessions, temperature=temperature)
-    return engine
-
-
-def assert_same(turns, expected):
-    assert [turn.tokens for turn in turns] == [tokens for tokens, *_ in expected]
-    assert [turn.is_stopped for turn in turns] == [stopped for *_, stopped in expected]
-    found = [(turn.logprob, turn.entropy) for turn in turns]
-    np.testing.assert_allclose(found, [(p, h) for _, p, h, _ in expected], atol=5e-5)
+    return sharpened(policy.model)
 
 
 @pytest.mark.parametrize("max_batch", [1, 2, 3, 8, 64])
@@ -166,20 +96,119 @@ def test_new_weights_are_used_at_the_next_call(model):
     assert_same(after[0].turns, alone(model, after[0]))
 
 
+# Passes
+
+
+def forks_of(factuals, count, seed=4):
+    """Forks at random turns, in rows of their own from there on."""
+    rng = np.random.default_rng(seed)
+    chosen = [factuals[index] for index in rng.integers(len(factuals), size=count)]
+    return [
+        one.fork(int(rng.integers(len(one.turns))), row=100 + number)
+        for number, one in enumerate(chosen)
+    ]
+
+
+def test_forks_of_a_step_need_no_more_passes_than_the_longest_of_them(model):
+    def passes(chosen):
+        engine, factuals = engine_of(model), walks(13)
+        engine.run(factuals, temperature=1.0)
+        engine.counts.take()
+        forks = forks_of(factuals, 12)
+        engine.run([forks[index] for index in chosen], temperature=1.0)
+        return engine.counts.passes
+
+    assert passes(range(12)) == max(passes([index]) for index in range(12))
+
+
+def test_a_row_is_given_on_as_soon_as_it_is_free(model):
+    engine = played(model, walks(13), max_batch=4)
+    turns = [len(turn.tokens) for walk in walks(13) for turn in alone_of(model, walk)]
+    assert engine.counts.sampled == sum(turns)
+    # four rows, each busy until the queue is empty, and then as long as one session may take
+    assert engine.counts.passes <= sum(turns) / 4 + 4 * MAX_TURN_TOKENS
+
+
+def alone_of(model, walk):
+    played(model, [walk])
+    return walk.turns
+
+
+# Rows without a law
+
+
+def poisoned(model, *tokens):
+    """The model, of whose input embeddings some are NaN; its output embeddings are not."""
+    head = torch.nn.Parameter(model.get_input_embeddings().weight.detach().clone())
+    model.get_output_embeddings().weight = head
+    with torch.no_grad():
+        model.get_input_embeddings().weight[list(tokens)] = torch.nan
+    return model
+
+
+@pytest.mark.parametrize("max_batch", [1, 3, 64])
+def test_a_session_without_logits_fails_and_the_others_have_their_tokens(model, max_batch):
+    expected, sessions = walks(13), walks(13)
+    played(model, expected)
+    sick = next(t for t in range(100, 600) if not any(t in sum(s.tokens, ()) for s in expected))
+    first, later = 3, next(one.row for one in expected if one.row > 3 and len(one.turns) > 2)
+    sessions[first].texts[0] = [*sessions[first].texts[0], sick]
+    sessions[later].texts[2] = [sick]
+    for one in sessions:  # elsewhere it is not shown
+        one.texts = [
+            [t for t in text if t != sick or one.row in (first, later)] for text in one.texts
+        ]
+    played(poisoned(model, sick), sessions, max_batch)
+    assert [one.row for one in sessions if one.reasons] == [first, later]
+    assert all("NaN" in reason for one in sessions for reason in one.reasons)
+    assert sessions[first].turns == []
+    assert sessions[later].tokens == expected[later].tokens[:2]
+    for found, other in zip(sessions, expected, strict=True):
+        if not found.reasons:
+            assert found.tokens == other.tokens
+
+
+@pytest.mark.parametrize("width", [1, 4, 12])
+def test_what_fills_rows_and_strips_harms_nobody(model, monkeypatch, width):
+    monkeypatch.setattr(batch, "_best_width", lambda spans: width)
+    poisoned(model, 0)
+    factuals, others = walks(8, seed=8), walks(8, seed=9)
+    engine = played(model, factuals, max_batch=7)
+    forks = [one.fork(0, row=50 + one.row) for one in factuals]  # they start without a pass
+    both = [one for pair in zip(forks, others, strict=True) for one in pair]
+    engine.run(both, temperature=1.0)
+    for one in both:
+        assert not one.reasons
+        assert_same(one.turns, alone(model, one))
+
+
+def test_all_sessions_fail_where_all_weights_are_nan(model):
+    sessions = walks(5)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.fill_(torch.nan)
+    played(model, sessions, max_batch=2)
+    assert [len(one.reasons) for one in sessions] == [1] * 5
+
+
 # The cache, against one forward pass over each whole row
 
 
-def fed(model, cache, rows, chunks):
-    counts = torch.tensor([len(chunk) for chunk in chunks])
-    ids = torch.zeros(len(rows), int(counts.max()), dtype=torch.long)
-    for number, chunk in enumerate(chunks):
-        ids[number, : len(chunk)] = torch.tensor(chunk)
-    positions, visible = cache.begin(torch.tensor(rows), counts)
+def fed(model, cache, rows, chunks, width=None):
+    """The logits of each chunk, which goes through one pass in strips of a width."""
+    strips = [
+        Strip(row, cache.lengths[row] + begin, chunk[begin : begin + (width or len(chunk))])
+        for row, chunk in zip(rows, chunks, strict=True)
+        for begin in range(0, len(chunk), width or len(chunk))
+    ]
+    ids, positions, visible = cache.begin(strips)
     logits = model(
         input_ids=ids, attention_mask=visible, position_ids=positions, cache=cache, use_cache=True
     ).logits
-    cache.end(torch.tensor(rows), counts)
-    return [logits[number, : len(chunk)] for number, chunk in enumerate(chunks)]
+    found = {row: [] for row in rows}
+    for number, strip in enumerate(strips):
+        found[strip.slot].append(logits[number, : len(strip.tokens)])
+        cache.lengths[strip.slot] += len(strip.tokens)
+    return [torch.cat(found[row]) for row in rows]
 
 
 @torch.inference_mode()
@@ -189,8 +218,8 @@ def test_a_slot_cache_equals_whole_rows_through_reuse_growth_and_compaction(mode
     whole = {name: model(torch.tensor([ids])).logits[0] for name, ids in text.items()}
     cache = SlotCache(model.config.num_hidden_layers, 3)
 
-    def check(rows, spans):
-        found = fed(model, cache, rows, [text[name][b:e] for name, b, e in spans])
+    def check(rows, spans, width=None):
+        found = fed(model, cache, rows, [text[name][b:e] for name, b, e in spans], width)
         for logits, (name, begin, end) in zip(found, spans, strict=True):
             torch.testing.assert_close(logits, whole[name][begin:end], atol=1e-4, rtol=1e-4)
 
@@ -199,7 +228,8 @@ def test_a_slot_cache_equals_whole_rows_through_reuse_growth_and_compaction(mode
     check([1], [("b", 1, 90)])  # beyond the first buffer
     cache.clear(2)
     check([0, 1, 2], [("a", 25, 26), ("b", 90, 91), ("d", 0, 70)])  # a slot for another episode
-    cache.keep(torch.tensor([2, 0]))
-    check([0, 1], [("d", 70, 160), ("a", 26, 29)])
-    check([1], [("a", 29, 150)])
-    assert cache.lengths.tolist() == [160, 150]
+    cache.keep([2, 0])
+    check([0, 1], [("d", 70, 160), ("a", 26, 29)], width=7)  # strips of one slot in one pass
+    check([1], [("a", 29, 60)], width=1)
+    check([1], [("a", 60, 150)], width=32)
+    assert cache.lengths == [160, 150]

@@ -36,7 +36,7 @@ class Noting:
     """An engine that notes the keys which each session's turns are sampled with."""
 
     def __init__(self, engine):
-        self._engine, self.sessions = engine, []
+        self._engine, self.sessions, self.explains = engine, [], True
 
     def run(self, sessions, *, temperature):
         noted = [NotedSession(session) for session in sessions]
@@ -56,6 +56,9 @@ class NotedSession:
     def key(self):
         self.keys.append(self._session.key())
         return self.keys[-1]
+
+    def draft(self):
+        return self._session.draft()
 
     def advance(self, turn):
         return self._session.advance(turn)
@@ -332,7 +335,7 @@ def test_the_start_and_the_first_turn_have_luck_of_their_own():
 
 def test_a_turn_cannot_have_the_slot_of_the_start(monkeypatch):
     monkeypatch.setattr(Parts, "slot", lambda self, history: RESET_SLOT - 1 + len(history))
-    with pytest.raises(ValueError, match=f"named slot {RESET_SLOT} twice"):
+    with pytest.raises(RuntimeError, match=f"named slot {RESET_SLOT} twice"):
         scripted().play(TASKS, 1, 0)
 
 

@@ -39,7 +39,9 @@ def test_every_logged_token_is_drawn_again(temperature):
         for row, one in enumerate(zip(tokens, logits, strict=True))
     ]
     for position in range(5):
-        found = sample(torch.tensor(logits[:, position]), noises, [[0] * position] * 40, temperature)
+        found = sample(
+            torch.tensor(logits[:, position]), noises, [[0] * position] * 40, temperature
+        )
         assert found.tolist() == tokens[:, position].tolist()
 
 

@@ -1,12 +1,22 @@
 """The loss: gradients by hand on 2 x 3, and what is and is not trained."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
 from trainer.config import LossConfig, changed
-from trainer.learner import engine_gap, has_credit, update
-from trainer.loss import Batch, action_spans, episode_ids, make_batch, policy_loss
+from trainer.learner import Learner, engine_gap, has_credit
+from trainer.loss import (
+    Batch,
+    Logprobs,
+    action_spans,
+    episode_ids,
+    kl,
+    make_batch,
+    policy_loss,
+)
 from trainer.policy import token_logprobs
 from trainer.setup import make_optimizer, make_rollout
 from trainer.train import train_tasks
@@ -38,6 +48,8 @@ def two_by_three():
         trained_RL=trained,
         advantage_RL=torch.tensor([[2.0, -1.0, 99.0], [3.0, 3.0, 3.0]]),
         turn_RL=torch.tensor([[0, 1, -1], [2, 2, 2]]),
+        lengths=torch.tensor([1, 1, 3]),
+        num_tokens=5,
         num_turns=3,
         num_episodes=2,
     )
@@ -48,9 +60,10 @@ def loss_and_gradient(batch, ratio, aggregation, shift=None, **clip):
     logp = behaviour.clone() if shift is None else behaviour + torch.tensor(shift)
     logp.requires_grad_(True)
     config = LossConfig(ratio=ratio, aggregation=aggregation, **clip)
-    loss, clipped = policy_loss(logp, behaviour, batch, config)
-    loss.backward()
-    return float(loss.detach()), logp.grad, float(clipped)
+    loss = policy_loss(Logprobs(current=logp, behaviour=behaviour), batch, config)
+    loss.total.backward()
+    assert float(loss.total.detach()) == loss.policy
+    return loss.policy, logp.grad, loss.clipped / batch.num_tokens
 
 
 # Gradients by hand
@@ -66,6 +79,8 @@ def loss_and_gradient(batch, ratio, aggregation, shift=None, **clip):
         ("turn", -(2 - 1 + 3) / 2, [[-1, 0.5, 0], [-0.5, -0.5, -0.5]]),
         # the sum over 2 rows
         ("constant", -(2 - 1 + 9) / 2, [[-1, 0.5, 0], [-1.5, -1.5, -1.5]]),
+        # each turn's mean, summed, over 3 turns
+        ("turn_mean", -(2 - 1 + 3) / 3, [[-2 / 3, 1 / 3, 0], [-1 / 3, -1 / 3, -1 / 3]]),
     ],
 )
 def test_the_gradient_on_policy_by_hand(ratio, aggregation, loss, gradient):
@@ -123,7 +138,8 @@ def test_with_turn_a_turns_weight_does_not_depend_on_its_length():
         played = episode(*[([1], [2] * length) for length in lengths])
         batch = make_batch([credit([played], [[1.0, 2.0]])])
         logp = torch.zeros(batch.ids_RL.shape, requires_grad=True)
-        policy_loss(logp, logp.detach(), batch, LossConfig(aggregation="turn"))[0].backward()
+        both = Logprobs(current=logp, behaviour=logp.detach())
+        policy_loss(both, batch, LossConfig(aggregation="turn")).total.backward()
         sums = [float(logp.grad[0, b:e].sum()) for b, e in action_spans(played)]
         np.testing.assert_allclose(sums, [-1.0, -2.0], rtol=1e-6)
 
@@ -136,8 +152,133 @@ def test_a_row_more_changes_no_other_rows_share_of_the_sum():
         for credits in ([one], [two], [one, two]):
             batch = make_batch([credit(credits, [[1.5]] * len(credits))])
             logp = torch.zeros(batch.ids_RL.shape)
-            parts.append(float(policy_loss(logp, logp, batch, config)[0]) * len(credits))
+            found = policy_loss(Logprobs(current=logp, behaviour=logp), batch, config)
+            parts.append(found.policy * len(credits))
         assert parts[2] == pytest.approx(parts[0] + parts[1], rel=1e-6)
+
+
+# What joins the policy gradient
+
+
+def joined(batch, logp, reference=None, engine=None, entropy=None, behaviour=None, **options):
+    """The loss of log-probabilities given as lists, and the gradient of the current ones."""
+    current = torch.tensor(logp, dtype=torch.float64, requires_grad=True)
+    others = {
+        name: None if value is None else torch.tensor(value, dtype=torch.float64)
+        for name, value in (("reference", reference), ("engine", engine), ("entropy", entropy))
+    }
+    behaviour = current.detach() if behaviour is None else torch.tensor(behaviour)
+    given = Logprobs(current=current, behaviour=behaviour, **others)
+    loss = policy_loss(given, batch, LossConfig(aggregation="constant", **options))
+    loss.total.backward()
+    return loss, current.grad
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "slope"),
+    [("k1", 0.2, 1.0), ("k2", 0.02, 0.2), ("k3", 0.018730753, 1 - np.exp(-0.2))],
+)
+def test_a_kl_estimate_by_hand_and_the_gradient_it_has_as_a_loss(kind, value, slope):
+    logp = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
+    found = kl(logp, torch.tensor([-1.2], dtype=torch.float64), kind)
+    found.sum().backward()
+    assert found.item() == pytest.approx(value, abs=1e-9)
+    assert logp.grad.item() == pytest.approx(slope, rel=1e-12)
+
+
+def test_in_the_mean_k1_and_k3_are_the_kl_and_their_gradients_are_not_its():
+    """Enumerated over the tokens of a softmax: which gradient is which, against autograd's own."""
+    scores = torch.tensor([0.3, -0.8, 1.1, 0.2], dtype=torch.float64, requires_grad=True)
+    other = torch.log_softmax(torch.tensor([0.9, 0.1, -0.4, 0.0], dtype=torch.float64), -1)
+
+    def gradient(value):
+        (found,) = torch.autograd.grad(value, scores, retain_graph=True)
+        return found
+
+    logp = torch.log_softmax(scores, -1)
+    law = logp.exp()
+    reverse, forward = (law * (logp - other)).sum(), (other.exp() * (other - logp)).sum()
+    fixed = law.detach()
+    for kind in ("k1", "k3"):
+        torch.testing.assert_close((fixed * kl(logp, other, kind)).sum(), reverse)
+    as_loss = {kind: gradient((fixed * kl(logp, other, kind)).sum()) for kind in ("k1", "k2", "k3")}
+    torch.testing.assert_close(as_loss["k1"], torch.zeros_like(scores))
+    torch.testing.assert_close(as_loss["k2"], gradient(reverse))
+    torch.testing.assert_close(as_loss["k3"], gradient(forward))
+    assert not torch.allclose(gradient(reverse), gradient(forward), rtol=0.1)
+    in_credit = gradient((fixed * kl(logp, other, "k1").detach() * logp).sum())
+    torch.testing.assert_close(in_credit, gradient(reverse))
+
+
+def test_the_kl_joins_the_loss_or_lowers_the_credit_at_trained_tokens_only():
+    batch, logp = two_by_three(), [[-1.0, -2.0, 5.0], [-1.0, -1.0, -1.0]]
+    reference = [[-1.5, -2.0, NAN], [-0.9, -1.0, -1.0]]
+    plain, plain_gradient = joined(batch, logp)
+    loss, gradient = joined(batch, logp, reference, kl="k2", kl_coefficient=0.4)
+    assert loss.kl == pytest.approx(0.5**2 / 2 + 0.1**2 / 2)
+    assert loss.total.item() == pytest.approx(plain.policy + 0.4 * loss.kl / 2)
+    np.testing.assert_allclose(
+        gradient - plain_gradient, [[0.4 * 0.5 / 2, 0, 0], [-0.4 * 0.1 / 2, 0, 0]], atol=1e-12
+    )
+    lowered, same = joined(batch, logp, reference, kl="k1", kl_in="credit", kl_coefficient=0.4)
+    np.testing.assert_allclose(same, gradient, atol=1e-7)  # k1 in the credit is k2 in the loss
+    assert lowered.total.item() == lowered.policy
+
+
+def test_entropy_leaves_the_loss():
+    entropy = [[1.0, 2.0, NAN], [3.0, 4.0, 5.0]]
+    loss, _ = joined(two_by_three(), [[0.0] * 3] * 2, entropy=entropy, entropy_coefficient=0.1)
+    assert loss.total.item() == pytest.approx(loss.policy - 0.1 * 15 / 2)
+
+
+def test_importance_weights_are_those_of_the_learner_over_the_engine_and_are_cut():
+    batch, logp = two_by_three(), [[-1.0, -1.0, 0.0], [-1.0, -1.0, -1.0]]
+    engine = [[-1.0 - np.log(2), -1.0 + np.log(2), NAN], [-1.0, -1.0, -1.0 - np.log(8)]]
+    loss, gradient = joined(batch, logp, engine=engine, importance_cap=3.0)
+    weights = np.array([[2, 0.5, 0], [1, 1, 3]])  # 8 is cut to 3
+    advantage = np.array([[2, -1, 0], [3, 3, 3]])
+    np.testing.assert_allclose(gradient, -weights * advantage / 2, rtol=1e-6)
+    assert loss.capped == 1
+    # they are those of the behaviour policy, whatever the weights have become since
+    later = joined(batch, (np.array(logp) + 0.1).tolist(), engine=engine, behaviour=logp,
+                   importance_cap=3.0)  # fmt: skip
+    np.testing.assert_allclose(later[1], -weights * advantage * np.exp(0.1) / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("aggregation", ["token", "turn", "turn_mean", "constant"])
+@pytest.mark.parametrize("ratio", ["token", "turn"])
+def test_losses_of_micro_batches_add_up_to_the_whole(ratio, aggregation):
+    rng = np.random.default_rng(3)
+    episodes = [
+        episode(*[([1] * rng.integers(3), [2] * (1 + rng.integers(6))) for _ in range(1 + row)],
+                row=row)
+        for row in range(5)
+    ]  # fmt: skip
+    values = [rng.normal(size=one.num_turns) for one in episodes]
+    values[3][1] = NAN
+    batch = make_batch([Credit(episodes=episodes, values=values)])
+    config = LossConfig(
+        ratio=ratio, aggregation=aggregation, kl_coefficient=0.3, entropy_coefficient=0.2
+    )
+    tables = torch.tensor(rng.normal(size=(4, *batch.ids_RL.shape)) / 5)
+
+    def gradient(parts):
+        current = tables[0].clone().requires_grad_(True)
+        for begin, end in parts:
+            part = batch.rows(begin, end)
+            own = slice(begin, end), slice(0, part.ids_RL.shape[1])
+            given = Logprobs(
+                current=current[own],
+                behaviour=tables[1][own],
+                reference=tables[2][own],
+                entropy=current[own] * tables[3][own],
+            )
+            policy_loss(given, part, config).total.backward()
+        return current.grad
+
+    whole = gradient([(0, 5)])
+    for parts in ([(0, 2), (2, 5)], [(row, row + 1) for row in range(5)]):
+        torch.testing.assert_close(gradient(parts), whole, rtol=1e-12, atol=1e-14)
 
 
 # Batches
@@ -197,6 +338,10 @@ def test_ids_and_spans_of_an_episode():
 # The update
 
 
+def update(policy, config, given):
+    return Learner.of(policy, make_optimizer(policy, config), config).update(given, 1)
+
+
 def credits_of(policy, config, method="rloo"):
     rollout = make_rollout(policy, config)
     episodes = rollout.play(train_tasks(config, 1), config.rollout.group_size, 1)
@@ -208,6 +353,16 @@ def test_the_engines_logprobs_are_the_learners(policy, config):
     assert 0 < engine_gap(policy, episodes, config) < 1e-4
     other = changed(config, ["rollout.temperature=0.5"])
     assert engine_gap(policy, episodes, other) > 1e-3
+
+
+def test_what_has_no_logprob_is_left_out_of_the_engines_gap(policy, config):
+    """A tool that fails at once leaves no turn, and some engines tell no log-probability."""
+    nothing, known = episode(), episode(([7, 8], [5]))
+    untold = dataclasses.replace(known.turns[0], logprob=None)
+    unknown = dataclasses.replace(known, turns=[untold])
+    assert np.isnan(engine_gap(policy, [nothing, unknown], config))
+    alone = engine_gap(policy, [known], config)
+    assert engine_gap(policy, [nothing, known, unknown], config) == pytest.approx(alone, abs=1e-5)
 
 
 def test_an_update_raises_what_has_positive_credit_and_lowers_the_rest(policy, config):
@@ -224,7 +379,7 @@ def test_an_update_raises_what_has_positive_credit_and_lowers_the_rest(policy, c
         return found.sum(1)
 
     before = logp()
-    metrics = update(policy, make_optimizer(policy, config), given, config)
+    metrics = update(policy, config, given)
     change = logp() - before
     assert (change * torch.tensor([1, -1, 1, -1]) > 0).all()
     assert metrics["loss/trained_tokens"] == batch.num_tokens == sum(e.sampled for e in episodes)
@@ -237,8 +392,8 @@ def test_without_credit_nothing_is_updated(policy, config):
     nulls = [Credit(episodes=episodes, values=[np.full(e.num_turns, NAN) for e in episodes])]
     assert not has_credit(nulls[0])
     before = [weight.clone() for weight in policy.model.parameters()]
-    metrics = update(policy, make_optimizer(policy, config), nulls, config)
-    assert all(np.isnan(value) for value in metrics.values())
+    metrics = update(policy, config, nulls)
+    assert np.isnan(metrics["loss/policy_nats"]) and np.isnan(metrics["loss/gradient_norm"])
     assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))
 
 
@@ -247,7 +402,7 @@ def test_a_gradient_that_is_not_finite_updates_nothing(policy, config):
     huge = [Credit(episodes=episodes, values=[np.full(e.num_turns, 3e38) for e in episodes])]
     before = [weight.clone() for weight in policy.model.parameters()]
     with pytest.raises(RuntimeError, match="non-finite"):
-        update(policy, make_optimizer(policy, config), huge, config)
+        update(policy, config, huge)
     assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))
 
 

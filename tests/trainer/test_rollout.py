@@ -11,8 +11,7 @@ from tests.trainer.conftest import coin, scripted
 from trainer.play import RESET_SLOT
 from trainer.setup import make_rollout
 from trainer.train import train_tasks
-from twinstats.episodes import DIFFERENT, FRESH, KEEP, RESAMPLE, SHARED, Episode, Fork, Task, World
-from twinstats.errors import UsageError
+from twinstats.episodes import FRESH, KEEP, RESAMPLE, SHARED, Episode, Fork, Task, World
 from twinstats.rows import is_equal_decision, null_disagreements
 
 TASK = Task("t", {"right": "a.", "turns": 3})
@@ -108,15 +107,6 @@ def test_evaluation_draws_from_streams_of_its_own():
     assert [words(episode) for episode in first] == [words(episode) for episode in again]
     assert engine.temperatures == [1.0, 1.0, 0.0]
     assert [episode.row for episode in first] == [0, 1]
-
-
-def test_a_slot_that_is_named_twice_is_refused(monkeypatch):
-    rollout, _, _ = scripted(coin)
-    monkeypatch.setattr(
-        type(rollout._setting.environment()), "slot", lambda self, history: min(len(history), 1)
-    )
-    with pytest.raises(ValueError, match="named slot 1 twice"):
-        rollout.play([TASK], 1, 0)
 
 
 # Forks: which stream drives what (DESIGN section 4)
@@ -366,17 +356,6 @@ def test_forks_come_back_in_the_order_asked_from_one_batch():
     again = {twin.path + twin.name: words(twin) for twin in rollout.fork(forks)}
     assert again == {twin.path + twin.name: words(twin) for twin in twins}
     assert rollout.fork([]) == []
-
-
-def test_what_is_not_there_is_refused_by_name():
-    rollout, _, _ = scripted(coin)
-    (parent,) = rollout.play([TASK], 1, 0)
-    with pytest.raises(NotImplementedError, match="lacks DIFFERENT"):
-        rollout.fork([Fork(parent, 0, DIFFERENT)])
-    with pytest.raises(NotImplementedError, match="lacks coupling='maximal'"):
-        rollout.fork([Fork(parent, 0, coupling="maximal")])
-    with pytest.raises(UsageError, match="cannot provide 'value'"):
-        rollout.provide("value", [parent])
 
 
 # A random model on real questions

@@ -345,6 +345,18 @@ def test_training_ends_when_the_tokens_are_used_up(play, tmp_path):
     assert len(metric(run, "eval/exact_match_share")) == 2
 
 
+def test_a_policy_that_strays_too_far_is_saved_and_stopped(play, tmp_path):
+    settings = ("loss.max_kl=1e-9", "loss.kl=k3", "checkpoint.every=4")
+    with pytest.raises(RuntimeError, match="Step 2 was saved.*above `loss.max_kl` 1e-09"):
+        play(tmp_path / "run", *settings)
+    assert load_checkpoint(newest(tmp_path / "run" / "checkpoints")).step == 2
+    assert (
+        metric(tmp_path / "run", "loss/kl_nats")[0]
+        < 1e-9
+        < metric(tmp_path / "run", "loss/kl_nats")[1]
+    )
+
+
 def test_evaluations_come_when_they_are_asked_for(play, tmp_path):
     run = play(tmp_path / "run", "evaluation.every=2")
     frame = read(run, "metrics").filter(pl.col("name") == "eval/exact_match_share").collect()

@@ -298,3 +298,50 @@ def test_the_account_reads_as_what_was_spent_and_saved():
     gain = account.coupling_gain / account.coupling_gain_deduplicated
     assert account.deduplication_gain == pytest.approx(gain)
     assert f"deduplication gain: {gain:.4g}" in text
+
+
+# --- standard errors --------------------------------------------------------------------------
+
+
+def test_standard_errors_are_a_jackknife_over_clusters():
+    factual, twin, control = (np.round(one, 2) for one in coupled(24))
+    cluster = np.repeat(np.arange(6), 4)
+    equal = (np.arange(24) % 3 == 0).astype(float)
+    twin = np.where(equal == 1, factual, twin)
+    names = ("coupling_gain", "coupling_gain_deduplicated", "rho_eff", "discordance", "equal_share")
+
+    def account(where):
+        columns = {"control": control[where], "equal": equal[where], "cluster": cluster[where]}
+        return variance_account(factual[where], twin[where], confidence=None, **columns)
+
+    without = [account(cluster != one) for one in range(6)]
+    whole = account(cluster >= 0)
+    for name in names:
+        own = np.array([getattr(one, name) for one in without])
+        expected = math.sqrt(5 / 6 * ((own - own.mean()) ** 2).sum())
+        assert whole.stderr[name] == pytest.approx(expected, rel=1e-9), name
+
+
+def test_without_a_confidence_there_are_no_intervals_and_the_same_points():
+    factual, twin, control = coupled(30)
+    fast = variance_account(factual, twin, control=control, confidence=None)
+    slow = variance_account(factual, twin, control=control)
+    assert fast.intervals == {} and fast.confidence is None and slow.intervals
+    assert fast.coupling_gain == slow.coupling_gain and fast.stderr == slow.stderr
+    assert "coupling gain" in str(fast) and "interval" not in str(fast)
+
+
+def test_a_standard_error_that_rests_on_one_cluster_is_null():
+    outcomes = [1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 1.0, 1.0]
+    control = [0.0, 1.0, None, None]
+    account = variance_account(*outcomes, control=control, cluster=[0, 0, 1, 1])
+    assert account.coupling_gain is not None and account.stderr["coupling_gain"] is None
+    assert account.stderr["rho_eff"] is not None
+    assert variance_account(*outcomes, cluster=[0] * 4).stderr["rho_eff"] is None
+
+
+def test_standard_errors_are_in_the_outcomes_unit():
+    factual, twin, _ = coupled(30)
+    one, large = (variance_account(scale * factual, scale * twin) for scale in (1.0, 2.0**40))
+    assert large.stderr["variance_paired"] == pytest.approx(2.0**80 * one.stderr["variance_paired"])
+    assert large.stderr["rho_eff"] == pytest.approx(one.stderr["rho_eff"])

@@ -1,34 +1,27 @@
 """The reference engine: any transformers causal LM, our own decode loop, keyed noise.
 
-Leaves out: reuse of a factual's cache by its forks (their prefix is encoded again), models spread
-over several devices.
+What was encoded with the weights of now is never encoded again while it is kept (`prefixes`), and
+drafts are verified instead of decoded (`drafts`). Leaves out models spread over several devices.
 """
 
-import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import operator
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 
 import torch
 from transformers import PreTrainedModel
 
-from trainer.engines import Counts, SampledTurn, Session
-from trainer.engines.slots import SlotCache
+from trainer.engines import Counts, Session
+from trainer.engines.batch import Batch, Slot
+from trainer.engines.drafts import num_equal, trimmed
+from trainer.engines.prefixes import PrefixStore
 from trainer.noise import sources
-from trainer.noise.sources import Noise, Sampler
+from trainer.noise.sources import Sampler
+from twinstats.noise import LogitsError
 
-_PATIENCE = 8
+# M places after which a token is drawn, V vocabulary, E hidden dimension
 
-
-@dataclass(slots=True)
-class _Slot:
-    """A session in a row of the batch."""
-
-    session: Session
-    pending: list[int]
-    noise: Noise
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    entropy: float = 0.0
+_PROBES = 64  # entries of each parameter that tell whether it changed
 
 
 class HfEngine:
@@ -39,6 +32,9 @@ class HfEngine:
         stop: Ids that end a turn.
         max_turn_tokens: A turn without a stop id ends here.
         max_batch: Rows decoded together; a finished row is given to the next session.
+        drafts: Whether sessions are asked for drafts. Same tokens, often sooner.
+        cache_mib: Bound on the keys and values that are kept of sessions, 2**20 bytes; those of
+            the sessions being decoded come on top.
         sampler: What draws the tokens; another than keyed noise is for comparisons.
     """
 
@@ -49,13 +45,18 @@ class HfEngine:
         stop: frozenset[int],
         max_turn_tokens: int,
         max_batch: int = 128,
+        drafts: bool = False,
+        cache_mib: int = 2048,
         sampler: Sampler = sources.sample,
     ) -> None:
         self._model = model
         self._stop = stop
         self._max_turn_tokens = max_turn_tokens
         self._max_batch = max_batch
+        self._drafts = drafts
         self._sampler = sampler
+        self._store = PrefixStore(cache_mib * 2**20)
+        self._weights = _Weights(model)
         self.counts = Counts()
         self.explains = True
 
@@ -63,153 +64,152 @@ class HfEngine:
     def run(self, sessions: Sequence[Session], *, temperature: float) -> None:
         """Plays all sessions to their ends."""
         self._model.eval()
+        if self._weights.changed():
+            self._store.clear()
         queue = list(reversed(sessions))
-        batch = _Batch(self._model, min(self._max_batch, len(queue)))
-        for row in range(len(batch.slots)):
-            batch.seat(row, queue.pop())
-        while batch.active:
-            rows = batch.next_rows()
-            finished = self._sample(batch, rows, self._forward(batch, rows), temperature)
-            for row in finished:
+        num_rows = min(self._max_batch, len(queue))
+        batch = Batch(self._model, num_rows, store=self._store, counts=self.counts)
+        free = list(range(num_rows))
+        while free or batch.seated:
+            for row in free:
                 if queue:
-                    batch.seat(row, queue.pop())
+                    self._seat(batch, row, queue.pop())
                 else:
                     batch.leave(row)
             batch.compact()
+            free = self._step(batch, temperature) if batch.seated else []
 
     def ends(self, tokens: Sequence[int]) -> bool:
         """Whether a turn is over with the last of these tokens: a stop id, or all it may have."""
         return tokens[-1] in self._stop or len(tokens) >= self._max_turn_tokens
 
     def sync(self) -> None:
-        """Nothing to do: the weights are read at each call."""
+        """Forgets what was encoded with other weights; they are read at each call."""
+        self._weights.changed()
+        self._store.clear()
 
-    def _forward(self, batch: "_Batch", rows: list[int]) -> torch.Tensor:
-        self.counts.passes += 1
-        self.counts.encoded += sum(len(batch.slot(row).pending) for row in rows)
-        return batch.forward(rows)
+    def _seat(self, batch: Batch, row: int, session: Session) -> None:
+        batch.seat(row, session)
+        self._ask_draft(batch.slot(row))
 
-    def _sample(
-        self, batch: "_Batch", rows: list[int], logits: torch.Tensor, temperature: float
-    ) -> list[int]:
-        """Draws the next token of each row; returns the rows whose session is over."""
-        slots = [batch.slot(row) for row in rows]
-        noises, before = [slot.noise for slot in slots], [slot.tokens for slot in slots]
-        tokens = self._sampler(logits, noises, before, temperature)
-        self.counts.sampled += len(tokens)
-        logprobs = torch.log_softmax(logits / (temperature or 1.0), dim=-1)
-        entropies = -(logprobs.exp() * logprobs).sum(-1)
-        chosen = logprobs.gather(1, tokens[:, None])[:, 0]
-        over = []
-        for row, slot, token, logprob, entropy in zip(
-            rows, slots, tokens.tolist(), chosen.tolist(), entropies.tolist(), strict=True
-        ):
-            slot.tokens.append(token)
-            slot.pending = [token]
-            slot.logprobs.append(logprob)
-            slot.entropy += entropy
-            if self.ends(slot.tokens) and not _hand_over(slot, token in self._stop):
+    def _ask_draft(self, slot: Slot) -> None:
+        slot.draft = trimmed(slot.session.draft(), self.ends) if self._drafts else []
+
+    def _step(self, batch: Batch, temperature: float) -> list[int]:
+        """One pass, and the tokens drawn after it; returns the rows whose session is over."""
+        places, hidden_ME = batch.forward(batch.next_rows)
+        logits_MV = self._model.get_output_embeddings()(hidden_ME).float()
+        drawn, failed = self._draw(batch, places, logits_MV, temperature)
+        over = [row for row, reason in failed.items() if not _goes_on(batch, row, reason)]
+        taken = {row: self._agreed(batch.slot(row), tokens) for row, tokens in drawn.items()}
+        chosen = [place for row in taken for place in places[row][: len(taken[row])]]
+        scores = _scores(logits_MV[chosen], list(chain(*taken.values())), temperature)
+        for row, tokens in taken.items():
+            hidden_TE = hidden_ME[places[row][0] :][: len(tokens)]
+            if not self._take(batch, row, [(token, *next(scores)) for token in tokens], hidden_TE):
                 over.append(row)
         return over
 
+    def _draw(
+        self,
+        batch: Batch,
+        places: dict[int, range],
+        logits_MV: torch.Tensor,
+        temperature: float,
+    ) -> tuple[dict[int, list[int]], dict[int, str]]:
+        """The tokens of each row, one a place, and the reasons of rows that have no law."""
+        failed: dict[int, str] = {}
+        while rows := [row for row in places if row not in failed]:
+            owners = [row for row in rows for _ in places[row]]
+            slots = [batch.slot(row) for row in owners]
+            steps = chain.from_iterable(range(len(places[row])) for row in rows)
+            before = [slot.tokens + slot.draft[:n] for slot, n in zip(slots, steps, strict=True)]
+            logits = logits_MV[list(chain.from_iterable(places[row] for row in rows))]
+            try:
+                tokens = self._sampler(logits, [slot.noise for slot in slots], before, temperature)
+            except LogitsError as error:
+                failed[owners[error.row]] = str(error)
+                continue
+            drawn = iter(tokens.tolist())
+            return {row: list(islice(drawn, len(places[row]))) for row in rows}, failed
+        return {}, failed
 
-def _hand_over(slot: _Slot, is_stopped: bool) -> bool:
-    """Gives a finished turn to its session; returns whether the session goes on."""
-    turn = SampledTurn(
-        tokens=tuple(slot.tokens),
-        logprobs=tuple(slot.logprobs),
-        entropy=slot.entropy / len(slot.tokens),
-        is_stopped=is_stopped,
-    )
-    following = slot.session.advance(turn)
-    if following is None:
-        return False
-    slot.pending = slot.pending + following
-    slot.noise = slot.session.key()
-    slot.tokens, slot.logprobs, slot.entropy = [], [], 0.0
-    return True
+    def _agreed(self, slot: Slot, sampled: list[int]) -> list[int]:
+        """The sampled tokens that plain decoding would have drawn; the draft that is left."""
+        equal = num_equal(slot.draft, sampled)
+        self.counts.drafted += min(len(slot.draft), len(sampled))
+        self.counts.accepted += equal
+        slot.draft = slot.draft[equal:] if equal == len(sampled) else []
+        return sampled[: equal + 1]
+
+    def _take(
+        self,
+        batch: Batch,
+        row: int,
+        scored: list[tuple[int, float, float]],
+        hidden_TE: torch.Tensor,
+    ) -> bool:
+        """Adds tokens to a turn; returns whether the session goes on."""
+        slot = batch.slot(row)
+        if not slot.tokens:
+            batch.remember(row, len(slot.trace.ids), hidden_TE[0])
+        slot.add(scored)
+        batch.take(row, [token for token, *_ in scored])
+        self.counts.sampled += len(scored)
+        if not self.ends(slot.tokens):
+            return True
+        following = slot.session.advance(slot.turn(is_stopped=slot.tokens[-1] in self._stop))
+        if following is None:
+            batch.remember(row, len(slot.trace.ids) - 1, hidden_TE[-1])
+            return False
+        slot.next_turn(following)
+        batch.recall(row)
+        self._ask_draft(slot)
+        return True
 
 
-class _Batch:
-    """The rows that are decoded together, and their cache."""
+def _goes_on(batch: Batch, row: int, reason: str) -> bool:
+    """Whether a row without a law can try again: its draft may have been what the model refused."""
+    if batch.slot(row).draft:
+        batch.retract(row)
+        return True
+    batch.slot(row).session.fail(reason)
+    return False
 
-    def __init__(self, model: PreTrainedModel, num_rows: int) -> None:
+
+def _scores(
+    logits_TV: torch.Tensor, tokens: list[int], temperature: float
+) -> Iterator[tuple[float, float]]:
+    """Log-probability of each token, and the entropy of what it was drawn from."""
+    logprobs_TV = torch.log_softmax(logits_TV / (temperature or 1.0), dim=-1)
+    entropies = -(logprobs_TV.exp() * logprobs_TV).nansum(-1)
+    chosen = logprobs_TV.gather(1, torch.tensor(tokens, device=logits_TV.device)[:, None])[:, 0]
+    return zip(chosen.tolist(), entropies.tolist(), strict=True)
+
+
+class _Weights:
+    """Tells whether a model's weights changed since it was asked last.
+
+    It knows parameters by identity, place and version, and by a few of their entries: fused
+    optimizers, and whatever writes through `.data`, leave the version as it was.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        # vLLM's CPU build wants an older transformers, where the cache has its old name
-        parameters = inspect.signature(model.base_model.forward).parameters
-        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
-        self._cache = SlotCache(model.config.num_hidden_layers, num_rows)
-        self.slots: list[_Slot | None] = [None] * num_rows
+        self._parameters: list[torch.nn.Parameter] = []
+        self._marks: list[tuple[int, int]] = []
+        self._probes = torch.zeros(0)
 
-    @property
-    def active(self) -> bool:
-        """Whether any session is seated."""
-        return any(slot is not None for slot in self.slots)
+    def changed(self) -> bool:
+        """Whether they did; true when asked first."""
+        parameters = list(self._model.parameters())
+        marks = [(one.data_ptr(), one._version) for one in parameters]
+        probes = torch.cat([_probes(one.detach().flatten()) for one in parameters])
+        is_same = marks == self._marks and torch.equal(probes, self._probes)
+        is_same = is_same and all(map(operator.is_, parameters, self._parameters))
+        self._parameters, self._marks, self._probes = parameters, marks, probes
+        return not is_same
 
-    def slot(self, row: int) -> _Slot:
-        """The session seated in a row."""
-        slot = self.slots[row]
-        assert slot is not None
-        return slot
 
-    def rows(self, wanted: Callable[[_Slot], bool]) -> list[int]:
-        """The seated rows that satisfy a condition."""
-        return [row for row, slot in enumerate(self.slots) if slot is not None and wanted(slot)]
-
-    def seat(self, row: int, session: Session) -> None:
-        """Gives a row to a session."""
-        self._cache.clear(row)
-        self.slots[row] = _Slot(session, session.start(), session.key())
-
-    def next_rows(self) -> list[int]:
-        """The rows that the next pass serves: those with one token each, or some with more.
-
-        Few rows with more wait for others: a pass of their own costs as much as for many. Those
-        that go together differ in length by less than a factor of two, or padding would dominate.
-        """
-        singles = self.rows(lambda slot: len(slot.pending) == 1)
-        ragged = self.rows(lambda slot: len(slot.pending) > 1)
-        if len(ragged) * _PATIENCE < len(singles):
-            return singles
-        longest = max(len(self.slot(row).pending) for row in ragged or singles)
-        return self.rows(lambda slot: 2 * len(slot.pending) > longest) if ragged else singles
-
-    def leave(self, row: int) -> None:
-        """Empties a row."""
-        self.slots[row] = None
-
-    def compact(self) -> None:
-        """Drops empty rows once half of them are empty, so that no work is done for them."""
-        seated = self.rows(lambda slot: True)
-        if 0 < len(seated) <= len(self.slots) // 2:
-            self._cache.keep(torch.tensor(seated))
-            self.slots = [self.slots[row] for row in seated]
-
-    def forward(self, rows: list[int]) -> torch.Tensor:
-        """Encodes the pending tokens of the rows; float32 logits after each row's last one.
-
-        Where each adds one token, the rest of the batch takes part with none of their own: what
-        is written for them lies past their end, so it is never seen, and no cache is copied.
-        """
-        wide = all(len(self.slot(row).pending) == 1 for row in rows)
-        passed = list(range(len(self.slots))) if wide else rows
-        wanted = set(rows)
-        pending = [self.slot(row).pending if row in wanted else [] for row in passed]
-        counts = torch.tensor([len(tokens) for tokens in pending])
-        ids = torch.zeros(len(passed), int(counts.max()), dtype=torch.long)
-        for number, tokens in enumerate(pending):
-            ids[number, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
-        index = torch.tensor(passed)
-        positions, visible = self._cache.begin(index, counts)
-        device = self._model.device
-        hidden = self._model.base_model(
-            input_ids=ids.to(device),
-            attention_mask=visible.to(device),
-            position_ids=positions.to(device),
-            use_cache=True,
-            **{self._cache_name: self._cache},
-        ).last_hidden_state
-        self._cache.end(index, counts)
-        fed = torch.nonzero(counts)[:, 0]
-        last = hidden[fed, counts[fed] - 1]
-        return self._model.get_output_embeddings()(last).float()
+def _probes(entries: torch.Tensor) -> torch.Tensor:
+    return entries[:: max(1, len(entries) // _PROBES)].double()

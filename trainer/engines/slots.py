@@ -1,57 +1,113 @@
 """A key-value cache whose rows grow independently, for batched decoding of ragged episodes.
 
-Rows are slots: each has its own length, a finished row can be given to another episode, and a
-forward pass may serve a subset of rows with any number of new tokens each.
+Rows are slots: each has its own length, and a finished row can be given to another episode. What a
+pass adds to a slot comes in strips, and several strips of a pass may belong to one slot. Leaves out
+which strips to cut (`batch`).
 """
 
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache
 
-# R rows of this pass, H key-value heads, L cached positions, Q new tokens, D head dimension
+# N layers, S slots, H key-value heads, L cached positions, D head dimension
+# R strips of this pass, Q tokens of each
+
+_ROOM = 64  # positions of the first buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """Successive tokens of a slot, which take one row of a pass.
+
+    Attributes:
+        slot: Whose.
+        begin: Position of the first one in the slot.
+        tokens: Their ids; at least one.
+    """
+
+    slot: int
+    begin: int
+    tokens: Sequence[int]
 
 
 class SlotCache(Cache):
-    """Keys and values of every slot, written at each row's own positions."""
+    """Keys and values of every slot, written at each strip's own positions.
+
+    All layers live in one tensor, so that the states of a slot are copied at once: their heads must
+    have the same shape in every layer.
+
+    Attributes:
+        lengths: Positions of each slot that hold something. A pass does not move them: what it
+            wrote is kept by setting them, and forgotten by not doing so.
+    """
 
     def __init__(self, num_layers: int, num_slots: int) -> None:
         super().__init__(layers=[])
-        self.lengths = torch.zeros(num_slots, dtype=torch.long)
-        self._keys: list[torch.Tensor | None] = [None] * num_layers
-        self._values: list[torch.Tensor | None] = [None] * num_layers
-        self._rows: torch.Tensor | None = None
-        self._positions_RQ = torch.zeros(0, 0, dtype=torch.long)
+        self.lengths = [0] * num_slots
+        self._num_layers = num_layers
+        self._states: torch.Tensor | None = None  # (N, 2, S, H, L, D)
+        self._slots_R: torch.Tensor = torch.zeros(0, dtype=torch.long)
+        self._positions_RQ: torch.Tensor = torch.zeros(0, 0, dtype=torch.long)
+        self._is_every_slot = False
         self._reach = 0
 
-    def begin(self, rows: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Prepares a pass that adds counts[i] tokens to slot rows[i].
+    def begin(
+        self, strips: Sequence[Strip], device: torch.device | str = "cpu"
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Prepares the pass of these strips.
+
+        All keys and values of a layer are written before any is looked at, so that a strip sees
+        those of its slot that come before it, in this pass or earlier. Where there is one strip a
+        slot, in order, nothing is copied.
 
         Returns:
-            Position ids (R, Q) and a boolean attention mask (R, 1, Q, L), true where visible.
-            Positions past a row's count are padding: written, never visible, overwritten later.
+            Ids (R, Q), position ids (R, Q), and a boolean attention mask (R, 1, Q, L), true where
+            visible. A short strip is padded with its own last token, past its end: written, never
+            visible, overwritten later. (So a token that the model makes NaN of stays in its slot.)
         """
-        width = int(counts.max())
-        self._rows = None if len(rows) == len(self.lengths) else rows
-        self._positions_RQ = self.lengths[rows][:, None] + torch.arange(width)[None, :]
-        self._reach = int(self._positions_RQ.max()) + 1
-        visible = torch.arange(self._reach)[None, None, :] <= self._positions_RQ[:, :, None]
-        return self._positions_RQ, visible[:, None]
+        width = max(len(strip.tokens) for strip in strips)
+        ids = [
+            [*strip.tokens, *itertools.repeat(strip.tokens[-1], width - len(strip.tokens))]
+            for strip in strips
+        ]
+        begins = torch.tensor([strip.begin for strip in strips], device=device)
+        slots = [strip.slot for strip in strips]
+        self._is_every_slot = slots == list(range(len(self.lengths)))
+        self._slots_R = torch.tensor(slots, device=device)
+        self._positions_RQ = begins[:, None] + torch.arange(width, device=device)
+        self._reach = max(strip.begin for strip in strips) + width
+        places = torch.arange(self._reach, device=device)
+        visible = places[None, None, :] <= self._positions_RQ[:, :, None]
+        return torch.tensor(ids, device=device), self._positions_RQ, visible[:, None]
 
-    def end(self, rows: torch.Tensor, counts: torch.Tensor) -> None:
-        """Counts the tokens of the pass in."""
-        self.lengths[rows] += counts
+    def clear(self, slot: int, begin: int = 0) -> None:
+        """Empties a slot from a position on.
 
-    def clear(self, row: int) -> None:
-        """Makes a slot empty, for another episode."""
-        self.lengths[row] = 0
+        What was there is overwritten, for a NaN weighs in even where it is not visible.
+        """
+        self.lengths[slot] = begin
+        if self._states is not None:
+            self._states[:, :, slot, :, begin:] = 0
 
-    def keep(self, rows: torch.Tensor) -> None:
+    def keep(self, slots: Sequence[int]) -> None:
         """Keeps the named slots only, in this order."""
-        self.lengths = self.lengths[rows]
-        for store in (self._keys, self._values):
-            for layer, tensor in enumerate(store):
-                store[layer] = None if tensor is None else tensor[rows].contiguous()
+        self.lengths = [self.lengths[slot] for slot in slots]
+        if self._states is not None:
+            self._states = self._states[:, :, list(slots)]
+
+    def read(self, slot: int, begin: int, end: int) -> torch.Tensor:
+        """A copy of the states (N, 2, H, end - begin, D) of some positions of a slot."""
+        assert self._states is not None
+        return self._states[:, :, slot, :, begin:end].clone()
+
+    def write(self, slot: int, begin: int, states: torch.Tensor) -> None:
+        """Puts states that `read` returned at a position of a slot."""
+        end = begin + states.shape[3]
+        self._room(end, states[0, 0])[:, :, slot, :, begin:end] = states
 
     def update(
         self,
@@ -62,34 +118,25 @@ class SlotCache(Cache):
         **__: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes the pass's keys and values; returns all that the pass may look at."""
-        keys = self._store(self._keys, layer_idx, key_states)
-        values = self._store(self._values, layer_idx, value_states)
-        return keys, values
+        layer = self._room(self._reach, key_states[0])[layer_idx]
+        for buffer, states in zip(layer, (key_states, value_states), strict=True):
+            # (R, Q, H, D) <- (R, H, Q, D): advanced indices on axes 0 and 2 come first
+            buffer[self._slots_R[:, None], :, self._positions_RQ] = states.transpose(1, 2)
+        keys, values = layer[:, :, :, : self._reach]
+        if self._is_every_slot:
+            return keys, values
+        return keys.index_select(0, self._slots_R), values.index_select(0, self._slots_R)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """The longest row, this pass included."""
         return self._reach
 
-    def _store(
-        self, store: list[torch.Tensor | None], layer: int, states: torch.Tensor
-    ) -> torch.Tensor:
-        buffer = self._room(store, layer, states)
-        rows = torch.arange(len(self.lengths)) if self._rows is None else self._rows
-        # (R, Q, H, D) <- (R, H, Q, D): advanced indices on axes 0 and 2 come first
-        buffer[rows[:, None], :, self._positions_RQ] = states.transpose(1, 2)
-        seen = buffer[:, :, : self._reach]
-        return seen if self._rows is None else seen[self._rows]
-
-    def _room(
-        self, store: list[torch.Tensor | None], layer: int, states: torch.Tensor
-    ) -> torch.Tensor:
-        """The layer's buffer, grown by doubling so that the pass fits."""
-        buffer = store[layer]
-        if buffer is None or buffer.shape[2] < self._reach:
-            length = max(64, 2 * self._reach)
-            heads, width = states.shape[1], states.shape[3]
-            larger = states.new_zeros(len(self.lengths), heads, length, width)
-            if buffer is not None:
-                larger[:, :, : buffer.shape[2]] = buffer
-            store[layer] = buffer = larger
-        return buffer
+    def _room(self, reach: int, like: torch.Tensor) -> torch.Tensor:
+        """The buffer, grown by doubling so that `reach` positions fit; `like` is (H, any, D)."""
+        if self._states is None or self._states.shape[4] < reach:
+            shape = (self._num_layers, 2, len(self.lengths), like.shape[0])
+            larger = like.new_zeros(*shape, max(_ROOM, 2 * reach), like.shape[2])
+            if self._states is not None:
+                larger[:, :, :, :, : self._states.shape[4]] = self._states
+            self._states = larger
+        return self._states

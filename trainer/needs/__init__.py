@@ -4,59 +4,35 @@ A provider fills `episode.info[name]` with the shape that the need has (`twinsta
 learn from every step. Leaves out which method needs what (`twinstats.credit`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol
-
-import torch
 
 from trainer.config import Config
-from trainer.policy import Policy
+from trainer.needs.answered import ANSWERED, answers_of
+from trainer.needs.critic import Critic
+from trainer.needs.entropy import first_entropy
+from trainer.needs.features import Features
+from trainer.needs.gold import gold_logprob
+from trainer.needs.hindsight import hindsight_logprob, teacher_gap
+from trainer.needs.judge import judge_server, segments
+from trainer.needs.provider import Computed, Provider, Setup
+from trainer.needs.task import TOLD, refuse_untold, task_need, tellers
 from trainer.tasks import Environment
-from twinstats.episodes import Episode
 from twinstats.errors import unknown
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """What providers are made from.
-
-    Attributes:
-        policy: Model and tokenizer, whose weights change from step to step.
-        environment: Makes the environment of one episode.
-        config: The run's.
-    """
-
-    policy: Policy
-    environment: Callable[[], Environment]
-    config: Config
-
-
-class Provider(Protocol):
-    """Fills one need of a method."""
-
-    def provide(self, episodes: Sequence[Episode]) -> None:
-        """Fills `episode.info` under the need's name, for factuals or forks.
-
-        Raises:
-            UsageError: It cannot, for a reason that the user can change.
-        """
-
-    def learn(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        """Learns from the factuals of a finished step; returns metrics by name."""
-
-    def state(self) -> dict[str, Any]:
-        """What it learned, as strict JSON."""
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """What it learned, as tensors by name."""
-
-    def load(self, state: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Takes up what `state` and `tensors` returned."""
-
-
-PROVIDERS: Mapping[str, Callable[[Setup], Provider]] = MappingProxyType({})
+PROVIDERS: Mapping[str, Callable[[Setup], Provider]] = MappingProxyType(
+    {
+        "value": Critic,
+        "teacher_gap": teacher_gap,
+        "gold_logprob": gold_logprob,
+        "hindsight_logprob": hindsight_logprob,
+        "first_entropy": first_entropy,
+        "segments": segments,
+        **{need: partial(task_need, need) for need in TOLD},
+        "features": Features,
+    }
+)
 """What makes the provider of each need."""
 
 
@@ -69,3 +45,23 @@ def make(need: str, setup: Setup) -> Provider:
     if need not in PROVIDERS:
         raise unknown("need", need, PROVIDERS)
     return PROVIDERS[need](setup)
+
+
+def check(needs: Iterable[str], config: Config, environment: Callable[[], Environment]) -> None:
+    """Refuses, before anything is paid for, needs that a run cannot fill.
+
+    Raises:
+        UsageError: The task does not tell one or its right answers, or a judge's server cannot be
+            asked.
+    """
+    for need in needs:
+        if need in TOLD:
+            told, task = tellers(environment()), config.task.name
+            refuse_untold(need, told, method=config.credit.method, task=task)
+        if need in ANSWERED:
+            answers_of(need, config, environment())
+        if need == "segments":
+            judge_server(config.needs)
+
+
+__all__ = ["PROVIDERS", "Computed", "Provider", "Setup", "check", "make"]

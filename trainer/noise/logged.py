@@ -32,11 +32,20 @@ class LoggedNoise:
     logits: np.ndarray
     temperature: float
 
-    def draw(self, logits_V: np.ndarray, before: Sequence[int], temperature: float) -> int | None:
-        """The largest perturbed logit under the noise that explains the logged tokens."""
-        if len(before) >= len(self.tokens):
-            return None
-        return int(np.argmax(logits_V / temperature + self.at(len(before))))
+    @staticmethod
+    def draw(
+        sources: Sequence["LoggedNoise"],
+        logits_RV: np.ndarray,
+        before: Sequence[Sequence[int]],
+        temperature: float,
+    ) -> list[int | None]:
+        """The largest perturbed logits under the noise that explains the logged tokens."""
+        return [
+            int(np.argmax(logits_V / temperature + one.at(len(tokens))))
+            if len(tokens) < len(one.tokens)
+            else None
+            for one, logits_V, tokens in zip(sources, logits_RV, before, strict=True)
+        ]
 
     def at(self, position: int) -> np.ndarray:
         """Noise of every id at one of the logged tokens."""

@@ -5,7 +5,7 @@ what keeps a factual's tokens, what avoids them. Leaves out keyed sampling itsel
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,12 +23,19 @@ class Source(Protocol):
     def key(self) -> NoiseKey:
         """Whose noise draws the other tokens."""
 
-    def draw(self, logits_V: np.ndarray, before: Sequence[int], temperature: float) -> int | None:
-        """The token after `before` (the turn's tokens so far); null leaves it to the key.
+    @staticmethod
+    def draw(
+        sources: Sequence[Any],
+        logits_RV: np.ndarray,
+        before: Sequence[Sequence[int]],
+        temperature: float,
+    ) -> list[int | None]:
+        """The next token of each turn; null leaves it to the key.
 
         Args:
-            logits_V: What it is drawn from, float64, after truncation.
-            before: The turn's tokens so far.
+            sources: One a row, all of this kind.
+            logits_RV: What the tokens are drawn from, float64, after truncation.
+            before: Each turn's tokens so far.
             temperature: Positive.
         """
 
@@ -56,8 +63,13 @@ def sample(
     tokens_R = noise.sample(logits_RV, keys, [len(tokens) for tokens in before], temperature)
     if temperature == 0:
         return tokens_R
-    for row, (one, tokens) in enumerate(zip(noises, before, strict=True)):
+    kinds: dict[type[Source], list[int]] = {}
+    for row, one in enumerate(noises):
         if not isinstance(one, NoiseKey):
-            drawn = one.draw(logits_RV[row].detach().double().cpu().numpy(), tokens, temperature)
-            tokens_R[row] = tokens_R[row] if drawn is None else drawn
+            kinds.setdefault(type(one), []).append(row)
+    for kind, rows in kinds.items():
+        logits = logits_RV[rows].detach().double().cpu().numpy()
+        own = [noises[row] for row in rows], logits, [before[row] for row in rows]
+        for row, token in zip(rows, kind.draw(*own, temperature), strict=True):
+            tokens_R[row] = tokens_R[row] if token is None else token
     return tokens_R

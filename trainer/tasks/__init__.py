@@ -10,9 +10,10 @@ from typing import Any
 
 from trainer.tasks.environment import Environment, Row, Step, ToolError
 from trainer.tasks.facts import Facts
+from trainer.tasks.free_text import FreeText
 from twinstats.errors import unknown
 
-ENVIRONMENTS: Mapping[str, type[Environment]] = MappingProxyType({"facts": Facts})
+ENVIRONMENTS: Mapping[str, type[Environment]] = MappingProxyType({"facts": Facts, "text": FreeText})
 
 
 def names() -> tuple[str, ...]:

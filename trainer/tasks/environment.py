@@ -5,10 +5,15 @@ goes in, text comes out. What it leaves out: chat templates and tokenisation, wh
 rollout.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 Row = Mapping[str, Any]
+Steps = Sequence[Mapping[str, Any]]
+"""The `Step.info` of each turn of an episode, in order."""
+
+Tell = Callable[[Row, Steps], Sequence[Any]]
+"""What a task knows of an episode besides its outcome: a need's entries from row and steps."""
 
 
 class Step(NamedTuple):
@@ -36,6 +41,11 @@ class Environment(Protocol):
     `max_turns` is the largest number of turns in one part of an episode.
     `noise` is the luck of the environment (a key, or None where the task draws nothing). `reset`
     and every slot have a key of their own; draws of one call are told apart by position or lane.
+
+    A task may have a class attribute `needs`, a mapping from needs of credit methods ("tool",
+    "predicates", ...) to a `Tell` for each; methods that need another one are refused. Its rows
+    then hold the constants that go with them (`twinstats.credit.inputs`). Another is `outcomes`:
+    the names of numbers that `Step.info` tells when a part ends, each of which can be the reward.
     """
 
     stop: ClassVar[tuple[str, ...]]

@@ -11,11 +11,13 @@ Text of an episode, everything the model sees or writes:
 turns without one; then the next question follows. Nothing is random: `noise` is never read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from trainer.tasks.environment import Row, Step
+from trainer.tasks import facts_needs
+from trainer.tasks.answers import Answer
+from trainer.tasks.environment import Row, Step, Steps, Tell
 from trainer.tasks.questions import documents
 from trainer.tasks.retriever import Document, Retriever
 from trainer.tasks.scoring import Mode, extract, extract_answer, score
@@ -33,6 +35,7 @@ SPECIAL_TOKENS = (
 )
 NOTHING_FOUND = "nothing found"
 ILLEGIBLE = "search or answer"
+RIGHT, WRONG = "right", "wrong"
 Metric = Literal["exact_match", "f1"]
 METRICS: tuple[Metric, ...] = ("exact_match", "f1")
 
@@ -93,6 +96,8 @@ class Facts:
 
     stop: ClassVar[tuple[str, ...]] = ("</search>", "</answer>")
     max_turns: ClassVar[int] = 3
+    outcomes: ClassVar[tuple[str, ...]] = METRICS
+    needs: ClassVar[Mapping[str, Tell]] = facts_needs.NEEDS
 
     def __init__(self, *, metric: Metric = "exact_match", mode: Mode = "squad") -> None:
         """Rewards are paid by `metric` on texts normalised by `mode`; `won` is always exact.
@@ -175,6 +180,28 @@ class Facts:
                 part, turn = part + 1, 0
         return SLOTS_PER_PART * part + turn
 
+    def privileged(self, row: Row) -> str:
+        """Every question of the row, and its first right answer as a document would state it."""
+        return "".join(
+            render_question(text) + render_information(_stated(text, _listed(golds)[0]))
+            for text, golds in zip(row["questions"], row["golds"], strict=True)
+        )
+
+    def answers(self, row: Row, history: Sequence[str]) -> list[Answer]:
+        """The right answers to the question in play after `history`, or to the last question."""
+        part = min(self.slot(history) // SLOTS_PER_PART, len(row["golds"]) - 1)
+        return [Answer("<answer>", right) for right in _listed(row["golds"][part])]
+
+    def ending(self, row: Row, steps: Steps) -> str:
+        """Every question that came to its end: what was answered, and whether that was right."""
+        return "".join(
+            render_question(row["questions"][info["part"]])
+            + render_answer(info["answer"] or "")
+            + render_information(RIGHT if info["exact_match"] == 1.0 else WRONG)
+            for info in steps
+            if "answer" in info
+        )
+
     def _react(self, action: Action, info: dict[str, Any]) -> str:
         if action.kind != "search":
             return render_information(ILLEGIBLE)
@@ -200,6 +227,11 @@ class Facts:
         info["won"] = self._num_right == len(self._questions)
         info["truncated"] = answer is None
         return Step("", reward, True, info)
+
+
+def _stated(question: str, answer: str) -> str:
+    """The sentence that answers "What is ...?"."""
+    return f"{answer} is {question.removeprefix('What is ').removesuffix('?')}"
 
 
 def _listed(right: str | Sequence[str]) -> tuple[str, ...]:

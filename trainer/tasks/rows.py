@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from trainer.tasks.facts_needs import constants
 from trainer.tasks.questions import Question, question_by_id, split_questions
 
 
@@ -11,7 +12,8 @@ class TaskRow(NamedTuple):
     """Id and constants of one episode, as `twinstats.episodes.Task` takes them.
 
     The info is plain JSON: `split`, `parts` (their number), and one entry a part in `questions`,
-    `golds`, `question_ids`, `relations` and `hops`.
+    `golds`, `question_ids`, `relations` and `hops`; then `entities`, `predicate_graph` and `goal`
+    (`facts_needs.constants`).
     """
 
     id: str
@@ -35,6 +37,7 @@ def row_of(asked: Sequence[Question]) -> TaskRow:
         "question_ids": ids,
         "relations": [question.relation for question in asked],
         "hops": [question.num_hops for question in asked],
+        **constants(asked),
     }
     return TaskRow("+".join(ids), info)
 

@@ -56,7 +56,7 @@ class Planned:
         count: How many it gets.
         discordance: Predicted probability that a twin ends differently.
         tail_tokens: Predicted tokens of a fork.
-        price: The price that was in force.
+        price: The price that was in force; NaN where none was.
     """
 
     episode: Episode
@@ -110,7 +110,7 @@ class BudgetMemory:
         if self._price is not None:
             root = self._price * np.sqrt(discordance / tails)
             expected = self.budget.explore * mean + (1 - self.budget.explore) * root
-        price = self._price or 0.0
+        price = np.nan if self._price is None else self._price
         return [
             Planned(
                 episode=episode,

@@ -1,6 +1,17 @@
-"""The leaderboard's points as curves over tokens, one a setting and method, and their metrics.
+"""Points of credit methods against the truth as curves over tokens, and their metrics.
 
-Leaves out what is made of them (`_leaderboard_board`, `_leaderboard_tokens`).
+A point is what one method at one value of its knob did on one seed, as sums over turns:
+
+- setting, world, horizon, density: where it was played, told apart by `setting`; method, seed,
+  knob; estimates_advantage, reconstructed, claims_unbiased: what is said of the method; reason: why
+  it was not played (then the numbers are null).
+- tokens, auxiliary_tokens (of forks alone), base_tokens (of a base group without forks), num_turns,
+  error (credit minus truth), credit_square, credit_truth (products), truth_square: numbers.
+- truth_noise, where the truth is itself an estimate: the sum of its squared standard errors. The
+  estimate must be independent of the credit.
+- sign_accuracy, kendall, cosine, where they were measured; other numbers are kept as they are.
+
+Leaves out what is made of the curves (`standings`, `tokens`).
 """
 
 from collections import defaultdict
@@ -9,6 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from twinstats._numbers import Number
 
 METRICS = (
     "bias",
@@ -20,10 +33,17 @@ METRICS = (
     "cosine",
     "auxiliary_share",
 )
+"""What is read of curves; squares over the mean of A^2, bias over its root."""
+
 IDENTITY = ("setting", "world", "horizon", "density")
+"""What tells settings apart."""
+
 FLAGS = ("reconstructed", "estimates_advantage")
-_SQUARES = ("variance", "mse", "mse_scaled")
-"""Metrics that are read on a log scale where they are positive."""
+"""What else is known of a method's curve."""
+
+_LABELS = (*IDENTITY, *FLAGS, "claims_unbiased", "method", "seed", "knob", "reason")
+_SQUARES = ("variance", "mse", "mse_scaled")  # read on a log scale where they are positive
+_MEASURED = ("sign_accuracy", "kendall", "cosine")  # taken from the points as they are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,7 +61,7 @@ class Curve:
 
     known: dict[str, Any]
     seeds: tuple[int, ...]
-    knobs: tuple[float, ...]
+    knobs: tuple[Number, ...]
     columns: dict[str, np.ndarray]
     metrics: dict[str, np.ndarray]
     reason: str | None
@@ -54,7 +74,14 @@ class Curve:
 
 
 def curves(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Curve]]:
-    """All curves, by setting and method, in the order of the rows."""
+    """All curves, by setting and method, in the order of the rows.
+
+    Args:
+        rows: Points, one a setting, method, seed and knob: see the module.
+
+    Raises:
+        KeyError: A point is missing: every seed of a method has each of its knobs.
+    """
     own: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         own[row["setting"], row["method"]].append(row)
@@ -77,7 +104,7 @@ def _curve(points: Sequence[dict[str, Any]]) -> Curve:
     columns = {
         name: np.array([[at[seed, knob][name] for knob in knobs] for seed in seeds], np.float64)
         for name, value in first.items()
-        if isinstance(value, float) and name not in ("knob", "density")
+        if isinstance(value, Number) and name not in _LABELS
     }
     metrics = _metrics(columns, estimates=first["estimates_advantage"])
     return Curve(
@@ -86,23 +113,40 @@ def _curve(points: Sequence[dict[str, Any]]) -> Curve:
 
 
 def _metrics(columns: dict[str, np.ndarray], *, estimates: bool) -> dict[str, np.ndarray]:
-    count = columns["num_turns"]
-    size, bias = columns["truth_square"] / count, columns["error"] / count
+    """The metrics of a method; mean squared error is (C^2 - 2 C A + A^2) / A^2, all as means.
+
+    With a noisy truth A + e, E[(C - A - e)^2] and E[(A + e)^2] are both too large by E[e^2], which
+    is subtracted from both; so an error can be negative.
+    """
+    count, noise = columns["num_turns"], columns.get("truth_noise", np.zeros(1))
+    size, bias = _size(columns), columns["error"] / count
+    true_square = (columns["truth_square"] - noise) / count
     squares, cross = columns["credit_square"] / count, columns["credit_truth"] / count
     scale = _scales(columns)
-    mse = (squares - 2 * cross + size) / size
-    scaled = (scale**2 * squares - 2 * scale * cross + size) / size
+    mse = (squares - 2 * cross + true_square) / size
+    scaled = (scale**2 * squares - 2 * scale * cross + true_square) / size
     blank = np.full_like(mse, np.nan)
     return {
         "bias": bias / np.sqrt(size) if estimates else blank,
         "variance": mse - bias**2 / size if estimates else blank,
         "mse": mse if estimates else scaled,
         "mse_scaled": scaled,
-        "sign_accuracy": columns["sign_accuracy"],
-        "kendall": columns["kendall"],
-        "cosine": columns["cosine"],
         "auxiliary_share": columns["auxiliary_tokens"] / columns["tokens"],
-    }
+    } | {name: columns.get(name, blank) for name in _MEASURED}
+
+
+def _size(columns: dict[str, np.ndarray]) -> np.ndarray:
+    """The mean of A^2 of each (seed, knob), NaN where it is not positive.
+
+    With a noisy truth that of all seeds together: a ratio to few turns' would be biased.
+    """
+    if "truth_noise" not in columns:
+        size = columns["truth_square"] / columns["num_turns"]
+    else:
+        signal = (columns["truth_square"] - columns["truth_noise"]).sum(axis=0)
+        mean = signal / columns["num_turns"].sum(axis=0)
+        size = np.broadcast_to(mean, columns["num_turns"].shape)
+    return np.where(size > 0, size, np.nan)
 
 
 def _scales(columns: dict[str, np.ndarray]) -> np.ndarray:
@@ -117,7 +161,7 @@ def _scales(columns: dict[str, np.ndarray]) -> np.ndarray:
     return np.where(others > 0, crossed / np.where(others > 0, others, 1.0), 0.0)
 
 
-def read(curve: Curve, metric: str, budget: float) -> tuple[np.ndarray, str | None]:
+def read(curve: Curve, metric: str, budget: Number) -> tuple[np.ndarray, str | None]:
     """A metric of every seed at a budget, or no seed and the reason.
 
     Read between the two points around it, straight in log tokens, and in the logarithm of
@@ -141,7 +185,7 @@ def read(curve: Curve, metric: str, budget: float) -> tuple[np.ndarray, str | No
     return (np.exp(found) if logs else found), None
 
 
-def _straight(budget: float, places: np.ndarray, values: np.ndarray) -> float:
+def _straight(budget: Number, places: np.ndarray, values: np.ndarray) -> float:
     order = np.argsort(places, kind="stable")
     return float(np.interp(np.log(budget), np.log(places[order]), values[order]))
 
@@ -149,6 +193,10 @@ def _straight(budget: float, places: np.ndarray, values: np.ndarray) -> float:
 def _undefined(curve: Curve, metric: str) -> str:
     if metric in ("bias", "variance") and not curve.known["estimates_advantage"]:
         return "its scale does not estimate A"
+    if metric in _MEASURED and np.isnan(curve.metrics[metric]).all():
+        return "not measured"
+    if np.isnan(_size(curve.columns)).any():
+        return "the truth does not differ from 0 by more than its noise"
     if metric in ("mse", "mse_scaled") and len(curve.seeds) < 2:
         return "one seed only: no other seed to fit a scale on"
     return "some turns or steps got no credit"

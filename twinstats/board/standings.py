@@ -1,4 +1,7 @@
-"""The board itself, and the differences between methods, from the leaderboard's curves."""
+"""How methods stand at equal tokens: every metric at a budget, and differences between methods.
+
+Leaves out what a given error costs (`tokens`).
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,15 +9,25 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from simulations.studies._leaderboard_curves import FLAGS, IDENTITY, METRICS, Curve, read
+from twinstats._numbers import Number
+from twinstats.board.curves import FLAGS, IDENTITY, METRICS, Curve, read
 from twinstats.pairs import paired
 
 REFERENCES = ("twice", "vine")
 """The methods that all others are compared with."""
 
 
-def board(settings: dict[str, dict[str, Curve]], budgets: Sequence[float]) -> list[dict[str, Any]]:
-    """Rows of `leaderboard`: every metric at every budget, with t intervals over seeds."""
+def board(settings: dict[str, dict[str, Curve]], budgets: Sequence[Number]) -> list[dict[str, Any]]:
+    """Every metric at every budget, with 95% t intervals over seeds.
+
+    Args:
+        settings: The curves, by setting and method.
+        budgets: Tokens as multiples of a base group's.
+
+    Returns:
+        Rows of setting, world, horizon, density, method, reconstructed, estimates_advantage,
+        budget, metric, value, low, high, num_seeds, reason (why `value` is null).
+    """
     return [
         _board_row(curve, budget, metric)
         for own in settings.values()
@@ -24,7 +37,7 @@ def board(settings: dict[str, dict[str, Curve]], budgets: Sequence[float]) -> li
     ]
 
 
-def _board_row(curve: Curve, budget: float, metric: str) -> dict[str, Any]:
+def _board_row(curve: Curve, budget: Number, metric: str) -> dict[str, Any]:
     values, reason = read(curve, metric, budget)
     names = (*IDENTITY, "method", *FLAGS)
     row = {name: curve.known[name] for name in names} | {"budget": budget, "metric": metric}
@@ -44,9 +57,20 @@ def _board_row(curve: Curve, budget: float, metric: str) -> dict[str, Any]:
 
 
 def differences(
-    settings: dict[str, dict[str, Curve]], budgets: Sequence[float]
+    settings: dict[str, dict[str, Curve]], budgets: Sequence[Number]
 ) -> list[dict[str, Any]]:
-    """Rows of `leaderboard_differences`, Holm's correction over all of a setting."""
+    """Ratios of squared errors at equal tokens, of every method over each of `REFERENCES`.
+
+    The logarithm's differences are paired over seeds; Holm's correction is over all comparisons of
+    a setting.
+
+    Args:
+        settings: The curves, by setting and method.
+        budgets: Tokens as multiples of a base group's.
+
+    Returns:
+        Rows as those of `board`, with reference, ratio, low, high (95% t), pvalue, pvalue_holm.
+    """
     found = []
     for own in settings.values():
         rows = [
@@ -61,7 +85,7 @@ def differences(
     return found
 
 
-def _difference(curve: Curve, reference: Curve, budget: float) -> dict[str, Any]:
+def _difference(curve: Curve, reference: Curve, budget: Number) -> dict[str, Any]:
     """The mean difference of log squared errors at a budget, paired over seeds, as a ratio."""
     name = reference.known["method"]
     row = {key: curve.known[key] for key in (*IDENTITY, "method", *FLAGS)}

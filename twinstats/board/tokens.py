@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from simulations.studies._leaderboard_curves import FLAGS, IDENTITY, Curve, read
-from simulations.studies._leaderboard_entrants import REFERENCE
+from twinstats._numbers import Number
+from twinstats.board.curves import FLAGS, IDENTITY, Curve, read
 from twinstats.noise import generator
 
 NUM_DRAWS = 2000
+REFERENCE = ("vine", 9)
+"""The method and its knob whose error others have to reach: VinePPO with 9 rollouts."""
+
 ERRORS = ("mse", "mse_scaled")
 """As the methods give it, and after the best scale: free-scale methods have the second only."""
 _ROUNDING = 1 + 1e-9
@@ -49,21 +52,52 @@ class _Target:
     tokens: np.ndarray
 
 
-def equal_error(settings: dict[str, dict[str, Curve]]) -> list[dict[str, Any]]:
-    """Rows of `leaderboard_tokens`."""
+def equal_error(
+    settings: dict[str, dict[str, Curve]], *, reference: tuple[str, Number] = REFERENCE
+) -> list[dict[str, Any]]:
+    """What each method spends on forks to reach the reference's error, over what that spends.
+
+    Args:
+        settings: The curves, by setting and method.
+        reference: A method and a value of its knob.
+
+    Returns:
+        Rows of setting, world, horizon, density, method, reconstructed, estimates_advantage,
+        metric (of `ERRORS`), target, reference_tokens, auxiliary_tokens (beyond the base group),
+        ratio with low and high (95%), is_bound (already the cheapest point reaches it: at most
+        that), floor (the error that no number of tokens undercuts: least squares on 1 / tokens),
+        reason (not reached, and why; or how many draws did not reach it).
+    """
     return [
-        _tokens_row(curve, _target(own, metric), metric)
+        _tokens_row(curve, _target(own, metric, reference), metric)
         for own in settings.values()
         for metric in ERRORS
         for curve in own.values()
     ]
 
 
-def split(settings: dict[str, dict[str, Curve]], budgets: Sequence[float]) -> list[dict[str, Any]]:
-    """Rows of `leaderboard_split`: errors at equal tokens, and tokens to equal error."""
+def split(
+    settings: dict[str, dict[str, Curve]],
+    budgets: Sequence[Number],
+    *,
+    reference: tuple[str, Number] = REFERENCE,
+) -> list[dict[str, Any]]:
+    """What equal decisions and shared luck each give of twins' advantage over raw branches.
+
+    Args:
+        settings: The curves, by setting and method.
+        budgets: Tokens as multiples of a base group's.
+        reference: Whose error is to be reached.
+
+    Returns:
+        Rows of setting, world, horizon, density, form (of `FORMS`), quantity (mse at a budget, or
+        tokens to equal error), budget, the factors deduplication, coupling and both with _low and
+        _high (95%), is_bound (some form's cheapest point is below the target), reason. Settings in
+        which not all forms were played have none.
+    """
     found = []
     for own in settings.values():
-        target = _target(own, "mse")
+        target = _target(own, "mse", reference)
         for form, names in FORMS.items():
             if not all(name in own for name in names):
                 continue
@@ -74,16 +108,18 @@ def split(settings: dict[str, dict[str, Curve]], budgets: Sequence[float]) -> li
     return found
 
 
-def _target(own: dict[str, Curve], metric: str) -> _Target | None:
-    """Null where the reference was not played at its knob."""
-    name, knob = REFERENCE
+def _target(own: dict[str, Curve], metric: str, reference: tuple[str, Number]) -> _Target | str:
+    """The target, or the reason why there is none: the reference was not played at its knob."""
+    name, knob = reference
     curve = own.get(name)
     if curve is None or knob not in curve.knobs:
-        return None
+        return f"{name} was not played at {knob:g}"
     number = len(curve.seeds)
     drawn = generator(0, "bootstrap").dirichlet(np.ones(number), NUM_DRAWS)
     weights = np.vstack([np.full(number, 1 / number), drawn])
     at = curve.knobs.index(knob)
+    if curve.metrics[metric][:, at].mean() < 0:
+        return f"the error of {name} is below 0, less than the noise of the truth"
     return _Target(
         metric=metric,
         weights=weights,
@@ -111,13 +147,13 @@ def _needed(curve: Curve, target: _Target) -> _Needed:
     return _Needed(tokens=np.maximum(found, 0.0), is_bound=(first == 0) & (found > 0))
 
 
-def _tokens_row(curve: Curve, target: _Target | None, metric: str) -> dict[str, Any]:
+def _tokens_row(curve: Curve, target: _Target | str, metric: str) -> dict[str, Any]:
     row = {name: curve.known[name] for name in (*IDENTITY, "method", *FLAGS)}
     row |= {"metric": metric, "is_bound": False, "reason": None}
     row |= dict.fromkeys(("target", "reference_tokens", "auxiliary_tokens", "ratio"))
     row |= dict.fromkeys(("low", "high", "floor"))
-    if target is None:
-        return row | {"reason": f"{REFERENCE[0]} was not played at {REFERENCE[1]}"}
+    if isinstance(target, str):
+        return row | {"reason": target}
     if (reason := _undefined(curve, metric)) is not None:
         return row | {"reason": reason}
     needed, floor = _needed(curve, target), _floor(curve, metric)
@@ -167,21 +203,21 @@ def _interval(draws: np.ndarray) -> tuple[float | None, float | None, str | None
     return float(low), float(high), None
 
 
-def _error_split(trio: Sequence[Curve], budget: float, target: _Target | None) -> dict[str, Any]:
+def _error_split(trio: Sequence[Curve], budget: Number, target: _Target | str) -> dict[str, Any]:
     row = {"quantity": "mse", "budget": budget, "is_bound": False}
     found = [read(curve, "mse", budget) for curve in trio]
     for curve, (_, reason) in zip(trio, found, strict=True):
         if reason is not None:
             return row | _no_factors(f"{curve.known['method']}: {reason}")
-    if target is None:
-        return row | _no_factors(f"{REFERENCE[0]} was not played at {REFERENCE[1]}")
+    if isinstance(target, str):
+        return row | _no_factors(target)
     return row | _factors([target.weights @ values for values, _ in found])
 
 
-def _tokens_split(trio: Sequence[Curve], target: _Target | None) -> dict[str, Any]:
+def _tokens_split(trio: Sequence[Curve], target: _Target | str) -> dict[str, Any]:
     row = {"quantity": "tokens", "budget": None, "is_bound": False}
-    if target is None:
-        return row | _no_factors(f"{REFERENCE[0]} was not played at {REFERENCE[1]}")
+    if isinstance(target, str):
+        return row | _no_factors(target)
     for curve in trio:
         if curve.reason is not None:
             return row | _no_factors(f"{curve.known['method']}: {curve.reason}")

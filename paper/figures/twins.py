@@ -1,0 +1,267 @@
+"""What coupling saves on a real agent, and how long twins agree after the fork.
+
+Leaves out what that is worth at equal tokens (`oracle`).
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from paper import coupling, logs, oracle, style
+from paper.figures.variance import FEWEST_CONTROLS
+from twinstats import logged_pairs
+from twinstats.pairs import paired
+
+NEEDS = ("oracle_forks",)
+COMMAND = oracle.COMMAND
+
+KINDS = ("twin", "maximal")
+"""Forks with shared luck: coupled by the noise, or maximally."""
+
+MOST_ROWS = 4
+TAIL_BINS = 4
+_APART = 0.03  # series beside each other, of the width of a panel
+_BEYOND = 4  # how far over the values a panel shows their bars
+EQUAL_EDGES = (0.25, 0.5, 0.75)
+PANELS = {
+    "slot": "forked at turn",
+    "tail": "tokens after the turn",
+    "equal": "equal decisions, share",
+    "agreement": "forked at turn",
+}
+LOOKS: dict[tuple[str, str], dict[str, Any]] = {
+    ("twin", "raw"): {"color": style.MUTED, "marker": "s", "ls": ":"},
+    ("twin", "deduplicated"): {"color": style.COLOURS[0], "marker": "o", "ls": "-"},
+    ("maximal", "deduplicated"): {"color": style.COLOURS[1], "marker": "D", "ls": "--"},
+    ("twin", "agreement"): {"color": style.COLOURS[0], "marker": "o", "ls": "-"},
+    ("maximal", "agreement"): {"color": style.COLOURS[1], "marker": "D", "ls": "--"},
+    ("control", "agreement"): {"color": style.COLOURS[2], "marker": "^", "ls": "-."},
+}
+LABELS = {
+    ("twin", "raw"): "twins, raw gain",
+    ("twin", "deduplicated"): "twins, deduplicated: what coupling gives",
+    ("maximal", "deduplicated"): "maximal coupling, deduplicated",
+    ("control", "agreement"): "fresh luck",
+}
+SCHEMA = {
+    "setting": pl.String,
+    "outcome": pl.String,
+    "panel": pl.String,
+    "kind": pl.String,
+    "series": pl.String,
+    "place": pl.Float64,
+    "value": pl.Float64,
+    "low": pl.Float64,
+    "high": pl.Float64,
+    "num_pairs": pl.Int64,
+    "equal_share": pl.Float64,
+}
+
+
+def table(runs: Sequence[Path]) -> pl.DataFrame:
+    """Rows of the panels of each setting and outcome, with 95% intervals clustered by episode.
+
+    Panels "slot", "tail" and "equal": `value` the coupling gain of forks with shared luck (`kind`
+    "twin" or "maximal") over their controls, `series` "raw" or "deduplicated"; `place` the slot
+    forked at, the median tokens after that turn in each quarter of the forks, or the share of
+    equal decisions among the other alternatives of the same turn (its own decision would choose
+    by what is measured). Panel "agreement": the share of later turns that are the factual's, by
+    slot, of forks whose decision is another. Panel "first": the median number of tokens after it
+    that are the factual's before the first that is not; null where most never differ. Cells with
+    fewer than 20 pairs that have a control are left out.
+
+    Raises:
+        MissingLogs: The study was not run, or has no twins with controls.
+    """
+    forks = logs.read(runs, "oracle_forks")
+    rows: list[dict[str, Any]] = []
+    if forks is not None:
+        for (setting, outcome), own in forks.group_by(oracle.PLACE, maintain_order=True):
+            known = {"setting": setting, "outcome": outcome}
+            found = (*_gain_rows(own), *_agreement_rows(own))
+            rows += [known | row for row in found]
+    if not rows:
+        enough = f"turn with {FEWEST_CONTROLS} twins that have a control"
+        raise logs.missing("twins", NEEDS, runs, COMMAND, rows=enough)
+    return pl.DataFrame(rows, schema=SCHEMA)
+
+
+def _gain_rows(forks: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    for kind in KINDS:
+        joined = oracle.beside_controls(forks, kind)
+        if joined.is_empty():
+            continue
+        for panel, cells in (("slot", _slots), ("tail", _tails), ("equal", _equals)):
+            for place, own in cells(joined):
+                for row in _gains(own):
+                    yield row | {"panel": panel, "kind": kind, "place": place}
+
+
+def _gains(own: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    """The raw and the deduplicated gain of a cell's pairs."""
+    num_pairs = own["control_outcome"].count()
+    if num_pairs < FEWEST_CONTROLS:
+        return
+    account = logged_pairs.account(own)
+    assert account is not None
+    for series, gain in coupling.gains(account).items():
+        yield gain | {
+            "series": series,
+            "num_pairs": num_pairs,
+            "equal_share": account.equal_share,
+        }
+
+
+def _slots(pairs: pl.DataFrame) -> Iterator[tuple[float, pl.DataFrame]]:
+    for (slot,), own in pairs.sort("slot").group_by("slot", maintain_order=True):
+        yield float(str(slot)), own
+
+
+def _tails(pairs: pl.DataFrame) -> Iterator[tuple[float, pl.DataFrame]]:
+    """Quarters of the pairs by tokens after the turn."""
+    tails = pairs["tail_tokens"].to_numpy()
+    edges = np.unique(np.quantile(tails, np.arange(1, TAIL_BINS) / TAIL_BINS))
+    yield from _binned(pairs, tails, edges, np.median)
+
+
+def _equals(pairs: pl.DataFrame) -> Iterator[tuple[float, pl.DataFrame]]:
+    """Bins of the share of equal decisions among the other alternatives of the same turn."""
+    turn = ["run", "factual", "turn"]
+    others = pairs.with_columns(
+        share=(pl.col("equal").sum().over(turn) - pl.col("equal")) / (pl.len().over(turn) - 1)
+    ).filter(pl.len().over(turn) > 1)
+    yield from _binned(others, others["share"].to_numpy(), np.array(EQUAL_EDGES), np.mean)
+
+
+def _binned(
+    pairs: pl.DataFrame, values: np.ndarray, edges: np.ndarray, centre: Any
+) -> Iterator[tuple[float, pl.DataFrame]]:
+    index = np.searchsorted(edges, values, side="left")
+    for bin_ in np.unique(index).tolist():
+        yield float(centre(values[index == bin_])), pairs.filter(index == bin_)
+
+
+def _agreement_rows(forks: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    """Of forks whose decision is another than the factual's."""
+    played = forks.drop_nulls("fork").filter(pl.col("kind").is_in([*KINDS, "control"]))
+    others = played.filter(~pl.col("equal"))
+    for (kind,), of_kind in others.group_by("kind", maintain_order=True):
+        known = {"kind": kind, "series": "agreement", "equal_share": 0.0}
+        for (slot,), own in (
+            of_kind.drop_nulls("agree_turns").sort("slot").group_by("slot", maintain_order=True)
+        ):
+            where = {"panel": "agreement", "place": float(str(slot)), "num_pairs": len(own)}
+            yield known | where | _mean(own)
+        if (first := _first(of_kind)) is not None:
+            where = {"panel": "first", "place": None, "num_pairs": len(of_kind)}
+            yield known | where | {"value": first, "low": None, "high": None}
+
+
+def _mean(own: pl.DataFrame) -> dict[str, float | None]:
+    """The mean agreement, clustered by episode: what pairs with 0 have as their effect."""
+    episodes = [f"{run} {episode}" for run, episode in own.select("run", "episode").iter_rows()]
+    result = paired(own["agree_turns"].to_list(), [0.0] * len(own), cluster=episodes, test="t")
+    ends = result.confidence_interval(method="t") or (None, None)
+    return {"value": result.estimate, "low": ends[0], "high": ends[1]}
+
+
+def _first(own: pl.DataFrame) -> float | None:
+    """The median number of tokens to the first difference; null where most have none."""
+    median = float(np.median(own["first_differing"].cast(pl.Float64).fill_null(np.inf)))
+    return median if np.isfinite(median) else None
+
+
+@style.styled
+def draw(table: pl.DataFrame) -> Figure:
+    """A row a setting and outcome: the gain by turn, tail and equal decisions; the agreement."""
+    places = oracle.drawn(_gains_of(table), MOST_ROWS)
+    figure, rows = style.grid(len(places), len(PANELS), height=2.0)
+    for panels, (setting, outcome) in zip(rows, places, strict=True):
+        own = table.filter(setting=setting, outcome=outcome)
+        for panel, name in zip(panels, PANELS, strict=True):
+            _draw_panel(panel, own.filter(panel=name), name)
+        panels[0].set_ylabel(f"{setting}\n{outcome}\ncoupling gain")
+        panels[-1].set_ylabel("same later turns")
+    for panel, text in zip(rows[-1], PANELS.values(), strict=True):
+        panel.set_xlabel(text)
+    handles = [
+        rows[0][0].plot([], [], label=label, **LOOKS[key])[0] for key, label in LABELS.items()
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2)
+    return figure
+
+
+def _gains_of(table: pl.DataFrame) -> pl.DataFrame:
+    """The rows of the gains' panels: what has none of them has no place in the figure."""
+    return table.filter(pl.col("panel").is_in(["slot", "tail", "equal"]))
+
+
+def _draw_panel(panel: Axes, rows: pl.DataFrame, name: str) -> None:
+    rows = rows.drop_nulls("value")
+    is_gain = name != "agreement"
+    if is_gain:
+        rows = rows.filter(pl.col("value") > 0)
+        panel.axhline(1, color=style.MUTED, lw=0.8, ls="--")
+        panel.set_yscale("log")
+        style.plain_log_axis(panel.yaxis)
+    else:
+        panel.set_ylim(0, 1.02)
+    if name in ("slot", "agreement"):
+        rows = _at_slots(panel, rows)
+    if name == "equal":
+        panel.set_xlim(-0.1, 1.1)
+    if rows.is_empty():
+        return
+    _draw_series(panel, rows, is_log=is_gain)
+    if is_gain:
+        low, high = np.quantile(rows["value"].to_numpy(), (0, 1))
+        bottom, top = panel.get_ylim()
+        panel.set_ylim(max(bottom, min(low, 1) / _BEYOND), min(top, max(high, 1) * _BEYOND))
+
+
+def _draw_series(panel: Axes, rows: pl.DataFrame, *, is_log: bool) -> None:
+    """Each kind and series of the rows, a little beside each other."""
+    width = _APART * max(1.0, float(np.ptp(rows["place"].to_numpy())))
+    shown = [key for key in LOOKS if len(rows.filter(kind=key[0], series=key[1]))]
+    for index, (kind, series) in enumerate(shown):
+        own = rows.filter(kind=kind, series=series).sort("place")
+        own = own.with_columns(pl.col("place") + width * (index - (len(shown) - 1) / 2))
+        style.bars(panel, own, is_log=is_log, markersize=3, **LOOKS[kind, series])
+
+
+def _at_slots(panel: Axes, rows: pl.DataFrame) -> pl.DataFrame:
+    """The rows with their slots side by side on the panel's axis."""
+    slots = rows["place"].unique().sort().to_list()
+    in_parts = coupling.has_parts(slots)
+    names = [coupling.slot_name(int(slot), in_parts) for slot in slots]
+    panel.set_xticks(range(len(slots)), names, rotation=90 if len(slots) > 6 else 0)
+    numbers = pl.Series(range(len(slots)), dtype=pl.Float64)
+    return rows.with_columns(place=pl.col("place").replace_strict(slots, numbers))
+
+
+def caption(table: pl.DataFrame) -> str:
+    """What the panels show, what is not on their axes, and how soon forks differ."""
+    text = (
+        "Coupling gain of an agent's twins, variance of fresh-luck branches over that of twins on "
+        "the same forks and decisions: by the turn forked at (part.turn where a task has parts), "
+        "by the tokens after that turn, by the share of equal decisions among the other "
+        "alternatives of the turn; raw, and deduplicated (equal decisions count as difference 0), "
+        "which is what coupling itself gives. Last panels: the share of later turns that are the "
+        "factual's after another decision. Bars: 95% intervals clustered by episode; those that "
+        "leave their panel are in the table."
+    )
+    gains = _gains_of(table)
+    undrawn = len(gains) - len(gains.filter(pl.col("value") > 0))
+    text += f" Undefined or 0 and not drawn: {undrawn}." if undrawn else ""
+    for setting in table["setting"].unique(maintain_order=True):
+        first = table.drop_nulls("value").filter(panel="first", setting=setting)
+        first = first.unique("kind", keep="first", maintain_order=True)
+        said = [f"{kind} {value:g}" for kind, value in first.select("kind", "value").iter_rows()]
+        if said:
+            text += f" Median tokens until the first that differs, {setting}: {', '.join(said)}."
+    return text + oracle.left_out(gains, MOST_ROWS)

@@ -1,0 +1,83 @@
+"""The oracle study's tables, read back: errors over tokens, and twins beside their controls.
+
+The study (of the trainer) estimates the truth of an agent's turns by many rollouts each, and holds
+credit methods against it. Leaves out what is made of them (`paper.figures`, `paper.tables`).
+"""
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from twinstats import logged_pairs
+from twinstats.board import REFERENCE, Curve, curves
+
+COMMAND = "twice oracle RECIPE --out runs/oracle"
+PLACE = ["setting", "outcome"]
+
+Board = dict[str, Curve]
+
+
+def boards(points: pl.DataFrame) -> Iterator[tuple[str, str, Board]]:
+    """The methods' curves of each setting and outcome, whose errors have the reference's noise out.
+
+    Args:
+        points: Rows of `oracle_points`; of a point that is there twice the first counts.
+    """
+    key = [*PLACE, "method", "knob", "seed"]
+    once = points.unique(key, keep="first", maintain_order=True)
+    ordered = once.sort("seed", "knob", nulls_last=True, maintain_order=True)
+    for (setting, outcome), own in ordered.group_by(PLACE, maintain_order=True):
+        yield str(setting), str(outcome), curves(own.to_dicts())[str(setting)]
+
+
+def reference(board: Board) -> tuple[str, float]:
+    """VinePPO and the number of rollouts whose error others have to reach: 9, or its most."""
+    name, knob = REFERENCE
+    played = [float(value) for value in board[name].knobs] if name in board else []
+    return name, float(knob) if knob in played else max(played, default=float(knob))
+
+
+def drawn(table: pl.DataFrame, most: int) -> list[tuple[str, str]]:
+    """The settings and outcomes with a place in a figure: an outcome of each setting first.
+
+    Those without any value have one only if all are such.
+    """
+    known = table.drop_nulls("value")
+    places = (table if known.is_empty() else known).select(PLACE).unique(maintain_order=True)
+    first = places.unique("setting", keep="first", maintain_order=True)
+    rest = places.join(first, on=PLACE, how="anti", maintain_order="left")
+    kept = set(pl.concat([first, rest]).head(most).iter_rows())
+    return [place for place in places.iter_rows() if place in kept]
+
+
+def left_out(table: pl.DataFrame, most: int) -> str:
+    """A sentence that names what has no place in a figure; empty where all have one."""
+    kept = drawn(table, most)
+    places = table.select(PLACE).unique(maintain_order=True).iter_rows()
+    lost = [", ".join(place) for place in places if place not in kept]
+    return f" In the table only: {'; '.join(lost)}." if lost else ""
+
+
+def beside_controls(forks: pl.DataFrame, kind: str) -> pl.DataFrame:
+    """Forks of a kind with shared luck, each with its control, as `logged_pairs.joined` has them.
+
+    The episode takes the place of the task, so that accounts are clustered by it.
+
+    Args:
+        forks: Rows of `oracle_forks` of one setting and outcome.
+        kind: "twin" or "maximal".
+    """
+    own = forks.filter(pl.col("kind").is_in([kind, "control"])).select(
+        "run",
+        "turn",
+        "slot",
+        "alternative",
+        "tail_tokens",
+        "equal",
+        kind=pl.col("kind").replace(kind, "twin"),
+        factual=pl.col("episode"),
+        task=pl.col("episode"),
+        factual_outcome=pl.col("factual"),
+        twin_outcome=pl.col("fork"),
+    )
+    return logged_pairs.joined(own)

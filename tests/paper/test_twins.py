@@ -1,0 +1,149 @@
+import numpy as np
+import polars as pl
+import pytest
+
+from paper import logs
+from paper.figures import twins
+from tests.paper import oracle_logs, synthetic
+from twinstats.variance import variance_account
+
+FORKS = oracle_logs.forks(("facts",), ("f1", "exact_match"), num_episodes=20)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("twins") / "run"
+    return twins.table([synthetic.study_run(folder, oracle_forks=FORKS)])
+
+
+def of(kind, keep, outcome="f1"):
+    """The forks of a kind that `keep` takes, and the controls of the same decisions."""
+    own = [f for f in FORKS if f["kind"] == kind and f["outcome"] == outcome and keep(f)]
+    fresh = {
+        (f["episode"], f["turn"], f["alternative"]): f["fork"]
+        for f in FORKS
+        if f["kind"] == "control"
+    }
+    return own, [fresh[f["episode"], f["turn"], f["alternative"]] for f in own]
+
+
+def account(kind, keep):
+    own, control = of(kind, keep)
+    return variance_account(
+        [f["factual"] for f in own],
+        [f["fork"] for f in own],
+        control=control,
+        equal=[f["equal"] for f in own],
+        cluster=[f["episode"] for f in own],
+    )
+
+
+def cell(table, **where):
+    (row,) = table.filter(outcome="f1", **where).to_dicts()
+    return row
+
+
+@pytest.mark.parametrize("kind", twins.KINDS)
+def test_gains_by_turn_are_accounts_clustered_by_episode(table, kind):
+    found = account(kind, lambda fork: fork["slot"] == 1)
+    raw = cell(table, panel="slot", kind=kind, series="raw", place=1.0)
+    dedup = cell(table, panel="slot", kind=kind, series="deduplicated", place=1.0)
+    assert raw["value"] == pytest.approx(found.coupling_gain)
+    assert dedup["value"] == pytest.approx(found.coupling_gain_deduplicated)
+    assert (raw["low"], raw["high"]) == pytest.approx(found.intervals["coupling_gain"])
+    assert raw["num_pairs"] == 20 * 3 and raw["equal_share"] == found.equal_share
+    assert raw["value"] > dedup["value"]
+
+
+def test_tails_are_in_quarters(table):
+    lengths = [f["tail_tokens"] for f in of("twin", lambda fork: True)[0]]
+    edge = np.quantile(lengths, 0.25)
+    shortest = [length for length in lengths if length <= edge]
+    row = cell(table, panel="tail", kind="twin", series="raw", place=float(np.median(shortest)))
+    found = account("twin", lambda fork: fork["tail_tokens"] <= edge)
+    assert row["num_pairs"] == len(shortest)
+    assert row["value"] == pytest.approx(found.coupling_gain)
+
+
+def test_the_share_of_equal_decisions_is_that_of_the_other_alternatives(table):
+    """A share with the pair's own decision in it would choose pairs by what is measured."""
+    own = of("twin", lambda fork: True)[0]
+    others = {
+        (f["episode"], f["turn"], f["alternative"]): np.mean(
+            [
+                g["equal"]
+                for g in own
+                if (g["episode"], g["turn"]) == (f["episode"], f["turn"])
+                and g["alternative"] != f["alternative"]
+            ]
+        )
+        for f in own
+    }
+    found = account("twin", lambda f: others[f["episode"], f["turn"], f["alternative"]] == 0)
+    row = cell(table, panel="equal", kind="twin", series="raw", place=0.0)
+    assert row["value"] == pytest.approx(found.coupling_gain)
+    assert row["num_pairs"] == found.num_pairs and 0 < row["equal_share"] < 1
+
+
+def test_agreement_is_of_forks_whose_decision_is_another(table):
+    own, _ = of("twin", lambda f: f["slot"] == 0 and not f["equal"])
+    row = cell(table, panel="agreement", kind="twin", place=0.0)
+    agreement = [fork["agree_turns"] for fork in own]
+    assert row["value"] == pytest.approx(np.mean(agreement)) and row["num_pairs"] == len(own)
+    assert row["low"] < row["value"] < row["high"]
+    assert cell(table, panel="agreement", kind="control", place=0.0)["value"] == 0.25
+    assert table.filter(panel="agreement", place=3.0).is_empty()  # no later turn
+
+
+def test_no_difference_counts_as_the_longest(table):
+    own, _ = of("twin", lambda f: not f["equal"])
+    first = [np.inf if f["first_differing"] is None else f["first_differing"] for f in own]
+    median = float(np.median(first))
+    found = table.filter(panel="first", kind="twin", outcome="f1")["value"].to_list()
+    assert found == [median if np.isfinite(median) else None]
+    control = cell(table, panel="first", kind="control")["value"]
+    assert f"control {control:g}" in twins.caption(table)
+
+
+def test_failed_forks_are_no_pairs(tmp_path):
+    lost = [f | ({"fork": None, "equal": None} if f["alternative"] == 0 else {}) for f in FORKS]
+    table = twins.table([synthetic.study_run(tmp_path / "run", oracle_forks=lost)])
+    row = cell(table, panel="slot", kind="twin", series="raw", place=1.0)
+    assert row["num_pairs"] == 20 * 2
+
+
+def test_a_row_of_panels_for_each_outcome_and_what_has_no_place_is_named(table, tmp_path):
+    figure = twins.draw(table)
+    assert len(figure.axes) == 2 * len(twins.PANELS)
+    assert figure.axes[0].get_ylabel() == "facts\nf1\ncoupling gain"
+    assert "table only" not in twins.caption(table)
+    names = [pl.lit(f"facts {number}") for number in range(3)]
+    many = pl.concat([table.with_columns(setting=name) for name in names])
+    assert len(twins.draw(many).axes) == twins.MOST_ROWS * len(twins.PANELS)
+    assert "In the table only: facts 1, exact_match; facts 2, exact_match." in twins.caption(many)
+
+
+def test_a_gain_that_is_undefined_or_0_is_counted(table):
+    blank = table.with_columns(value=pl.when(panel="slot", place=0.0).then(None).otherwise("value"))
+    undrawn = len(table.filter(panel="slot", place=0.0))
+    assert f"not drawn: {undrawn}." in twins.caption(blank)
+    assert twins.draw(blank).axes
+
+
+def test_too_few_controls_are_told_from_no_logs(tmp_path):
+    few = [f for f in FORKS if f["episode"] in ("0/0", "0/1") and f["equal"]]
+    run = synthetic.study_run(tmp_path / "run", oracle_forks=few)
+    with pytest.raises(logs.MissingLogs, match="no turn with 20 twins that have a control in ora"):
+        twins.table([run])
+    empty = synthetic.study_run(tmp_path / "empty", other=[{"x": 1}])
+    with pytest.raises(logs.MissingLogs, match="twins: no oracle_forks in empty; make it with"):
+        twins.table([empty])
+
+
+def test_an_outcome_without_any_gain_has_no_row(table):
+    is_blank = (table["outcome"] == "f1") & (table["panel"] != "agreement")
+    blank = table.with_columns(value=table["value"].set(is_blank, None))
+    figure = twins.draw(blank)
+    assert len(figure.axes) == len(twins.PANELS)
+    assert figure.axes[0].get_ylabel() == "facts\nexact_match\ncoupling gain"
+    assert "In the table only: facts, f1." in twins.caption(blank)

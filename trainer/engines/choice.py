@@ -1,0 +1,94 @@
+"""Which engine a run samples with: `config.engine`."""
+
+import importlib.util
+
+from trainer.config import Config
+from trainer.engines import Engine
+from trainer.engines.hf import HfEngine
+from trainer.engines.parity import Parity
+from trainer.engines.requests import Ending
+from trainer.engines.servers import ServerEngine, addresses_in
+from trainer.engines.vllm import VllmEngine, make_llm
+from trainer.noise import sources
+from trainer.noise.sources import Sampler
+from trainer.policy import Policy
+from twinstats.errors import UsageError
+
+
+def check_engine(config: Config) -> None:
+    """Refuses an engine that cannot be made, before anything is paid for it.
+
+    Raises:
+        UsageError: Servers for another engine than vLLM, addresses that are none, or vLLM in this
+            process without memory or where it is not installed.
+    """
+    engine = config.engine
+    servers = addresses_in(engine.servers)
+    if engine.name == "hf" and servers:
+        raise UsageError("`engine.servers` are vLLM's: set `engine.name=vllm` too.")
+    if engine.name == "vllm" and not servers and engine.cache_mib < 1:
+        raise UsageError("`engine.cache_mib` must be at least 1 with vLLM in this process, got 0.")
+    if engine.name == "vllm" and not servers and importlib.util.find_spec("vllm") is None:
+        raise UsageError(
+            "`engine.name=vllm` needs vLLM in this environment "
+            "(`pip install 'twinstats[vllm]'`, a GPU) or `engine.servers`."
+        )
+
+
+def make_engine(
+    policy: Policy, config: Config, *, stop: frozenset[int], sampler: Sampler = sources.sample
+) -> Engine:
+    """The engine of a run, in sync with the policy.
+
+    Args:
+        policy: Model and tokenizer.
+        config: The run's.
+        stop: Ids that end a turn.
+        sampler: What draws the tokens in `hf`; vLLM has keyed noise inside.
+
+    Raises:
+        UsageError: What `check_engine` refuses.
+        ValueError: vLLM with a sampler of its own.
+        RuntimeError: vLLM does not sample from the policy's weights, or no server works.
+    """
+    check_engine(config)
+    if config.engine.name == "hf":
+        return HfEngine(
+            policy.model,
+            stop=stop,
+            max_turn_tokens=config.rollout.max_turn_tokens,
+            max_batch=config.rollout.max_batch,
+            drafts=config.engine.drafts,
+            cache_mib=config.engine.cache_mib,
+            sampler=sampler,
+        )
+    if sampler is not sources.sample:
+        raise ValueError("`sampler` needs `engine.name=hf`: vLLM draws with keyed noise alone.")
+    return _vllm_engine(policy, config, stop)
+
+
+def _vllm_engine(policy: Policy, config: Config, stop: frozenset[int]) -> Engine:
+    engine, max_length = config.engine, config.model.max_length
+    ending = Ending(stop=stop, max_tokens=config.rollout.max_turn_tokens)
+    parity = Parity(policy, longest=max_length, tolerance=engine.parity_nats)
+    if engine.servers:
+        return ServerEngine(
+            policy,
+            addresses_in(engine.servers),
+            ending=ending,
+            parity=parity,
+            max_length=max_length,
+            max_requests=config.rollout.max_batch,
+            timeout_seconds=engine.timeout_seconds,
+            batch_invariant=engine.batch_invariant,
+        )
+    llm = make_llm(
+        policy,
+        max_length=max_length,
+        max_batch=config.rollout.max_batch,
+        cache_mib=engine.cache_mib,
+        batch_invariant=engine.batch_invariant,
+    )
+    return VllmEngine(
+        policy, llm, ending=ending, parity=parity, timeout_seconds=engine.timeout_seconds
+    )

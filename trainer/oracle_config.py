@@ -1,0 +1,102 @@
+"""How much an oracle study plays, and of what: settings and the tasks of their batches."""
+
+import dataclasses
+from dataclasses import dataclass, field
+
+from trainer.config import Config
+from trainer.oracle_methods import KNOBS
+from trainer.oracle_reference import MOST_ROLLOUTS
+from trainer.tasks import ENVIRONMENTS
+from trainer.tasks.rows import task_rows
+from twinstats.episodes import Task
+from twinstats.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OracleConfig:
+    """How much an oracle study plays.
+
+    Attributes:
+        episodes: Episodes of each setting, at least: a whole number of batches is played.
+        rollouts: Fresh rollouts of every state, for the reference.
+        groups: Tasks of a batch.
+        group_size: Episodes of each.
+        largest_knob: Methods are played at the values of `oracle_methods.KNOBS` up to this one.
+
+    Raises:
+        UsageError: A number with which nothing can be measured; the field is named.
+    """
+
+    episodes: int = 200
+    rollouts: int = 64
+    groups: int = 2
+    group_size: int = 4
+    largest_knob: int = 9
+
+    def __post_init__(self) -> None:
+        least = {"rollouts": 2, "group_size": 2}
+        for item in dataclasses.fields(self):
+            value, low = getattr(self, item.name), least.get(item.name, 1)
+            if value < low:
+                raise UsageError(f"`oracle.{item.name}` must be at least {low}, got {value}.")
+        for name, most in (("rollouts", MOST_ROLLOUTS), ("largest_knob", KNOBS[-1])):
+            if getattr(self, name) > most:
+                raise UsageError(
+                    f"`oracle.{name}` must be at most {most}, got {getattr(self, name)}."
+                )
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of each setting."""
+        return -(-self.episodes // (self.groups * self.group_size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OracleStudy:
+    """What `twice oracle` takes besides the configuration of a run: `oracle.NAME=VALUE`."""
+
+    oracle: OracleConfig = field(default_factory=OracleConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One task that is played: its configuration and the names that rows have for it."""
+
+    name: str
+    world: str
+    horizon: int
+    config: Config
+
+
+def settings_of(config: Config) -> list[Setting]:
+    """One question an episode, and as many as `task.parts` says if these are more."""
+    environment = ENVIRONMENTS[config.task.name]
+    return [
+        Setting(
+            name=f"{config.task.name}, {count} part{'s' * (count > 1)}",
+            world=config.task.name,
+            horizon=environment.max_turns * count,
+            config=dataclasses.replace(config, task=dataclasses.replace(config.task, parts=count)),
+        )
+        for count in sorted({1, config.task.parts})
+    ]
+
+
+def batch_tasks(setting: Setting, study: OracleConfig) -> list[list[Task]]:
+    """The tasks of each batch, test questions in an order that depends on the seed alone.
+
+    Raises:
+        UsageError: There are not as many.
+    """
+    count, config = study.num_batches * study.groups, setting.config
+    try:
+        rows = task_rows("test", config.task.parts, key=f"oracle/{config.seed}")
+    except ValueError as error:
+        raise UsageError(f"`task.parts`: {error}") from error
+    if count > len(rows):
+        raise UsageError(
+            f"`oracle.episodes` must need at most {len(rows)} tasks, which is all there are of "
+            f"{setting.name}, got {study.episodes} episodes of {count} tasks."
+        )
+    tasks = [Task(row.id, row.info) for row in rows[:count]]
+    return [tasks[start : start + study.groups] for start in range(0, count, study.groups)]
