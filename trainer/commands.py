@@ -70,7 +70,7 @@ def _check_folder(out: Path, config: Config, *, resume: bool) -> None:
 
 def warmed(config: Config) -> "Policy":
     """The policy of a configuration before it is trained: pretrained, or warmed up here."""
-    from trainer.pretrained import pretrained_policy
+    from trainer.policy.pretrained import pretrained_policy
     from trainer.setup import cache_folder
     from trainer.warmup import warm_policy
 
@@ -172,8 +172,8 @@ def oracle(
     Besides any field of the recipe, --set takes oracle.NAME=VALUE: episodes (of each setting),
     rollouts (of each state, for the reference), groups and group_size (of a batch), largest_knob.
     """
-    from trainer.oracle import oracle as run_oracle
-    from trainer.oracle_config import OracleStudy, batch_tasks, settings_of
+    from trainer.oracle.config import OracleStudy, batch_tasks, settings_of
+    from trainer.oracle.study import oracle as run_oracle
     from trainer.setup import check
 
     given = settings or []

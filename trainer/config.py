@@ -81,8 +81,8 @@ _SHARES = (
 class ModelConfig:
     """A Qwen2-architecture model that is built on the spot, or one that is `pretrained`.
 
-    `pretrained` is a name of `trainer.pretrained.PACKAGED`, a local folder, or a name on the hub.
-    The sizes are then the model's own: of these only `vocabulary`, which must be as large, and
+    `pretrained` is a name of `trainer.policy.pretrained.PACKAGED`, a local folder, or a name on the
+    hub. The sizes are then the model's own: of these only `vocabulary`, which must be as large, and
     `max_length` count.
     """
 

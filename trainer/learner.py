@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from trainer.config import Config, LossConfig
 from trainer.loss import Batch, Logprobs, Loss, make_batch, policy_loss
-from trainer.passes import actions, by_turn, logprobs
 from trainer.policy import Policy, token_logprobs
+from trainer.policy.passes import actions, by_turn, logprobs
 from twinstats.episodes import Credit, Episode
 from twinstats.noise import generator
 

@@ -14,9 +14,9 @@ from trainer.engines.choice import check_engine, make_engine
 from trainer.needs.regressor import success_regressor
 from trainer.noise import sources
 from trainer.noise.sources import Sampler
-from trainer.play import Limits
 from trainer.policy import Policy
 from trainer.rollout import Rollout
+from trainer.rollout.play import Limits
 from trainer.tasks import make as make_environment
 from trainer.tasks import names as task_names
 from twinstats.credit import METHODS, Budget, Method, make

@@ -16,9 +16,9 @@ from trainer.config import (
 )
 from trainer.engines import Counts, SampledTurn
 from trainer.episode_log import LoggedEpisode
-from trainer.play import Limits
 from trainer.policy import Policy, build_model, build_tokenizer
 from trainer.rollout import Rollout
+from trainer.rollout.play import Limits
 from trainer.tasks import Step
 from trainer.tasks.demonstrations import demonstrations, text_of
 from trainer.tasks.facts import SPECIAL_TOKENS, Facts

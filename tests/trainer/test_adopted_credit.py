@@ -10,9 +10,9 @@ from scipy.stats import norm
 from tests.trainer.conftest import log_of
 from trainer.config import ModelConfig
 from trainer.engines.hf import HfEngine
-from trainer.play import Limits
 from trainer.policy import build_model
 from trainer.rollout import Rollout
+from trainer.rollout.play import Limits
 from trainer.tasks import Step
 from twinstats.credit import assign, make
 from twinstats.episodes import KEEP, Fork, Task, group_by_task

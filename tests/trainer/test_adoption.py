@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from tests.trainer.conftest import coin, log_of, scripted
-from trainer import adoption
 from trainer.config import changed
 from trainer.episode_log import LoggedEpisode
 from trainer.noise.logged import LoggedNoise
+from trainer.rollout import adoption
 from trainer.setup import make_rollout
 from trainer.tasks import ToolError
 from trainer.train import train_tasks

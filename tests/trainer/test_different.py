@@ -15,7 +15,7 @@ from tests.trainer.test_adopted_credit import GAME, TEMPERATURE, Truth, game
 from tests.trainer.test_adopted_credit import model as model  # a fixture
 from trainer.noise import different
 from trainer.noise.different import DifferentNoise
-from trainer.play import MOST_TRIES
+from trainer.rollout.play import MOST_TRIES
 from twinstats.episodes import DIFFERENT, FRESH, SHARED, Fork, Task
 from twinstats.noise import NoiseKey
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from tests.trainer.conftest import Echo, Letters, Script, coin, scripted
-from trainer import patience
-from trainer.play import Limits
-from trainer.rollout import Rollout
+from trainer.rollout import Rollout, patience
+from trainer.rollout.play import Limits
 from trainer.tasks import Step, ToolError
 from twinstats.episodes import FRESH, KEEP, SHARED, Fork, Task
 

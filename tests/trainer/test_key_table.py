@@ -18,8 +18,8 @@ from tests.key_table import (
     play_nested,
 )
 from tests.trainer.conftest import Letters, Script, coin
-from trainer.play import RESET_SLOT, Limits
 from trainer.rollout import Rollout
+from trainer.rollout.play import RESET_SLOT, Limits
 from trainer.setup import make_rollout
 from trainer.tasks import Step
 from trainer.tasks.facts import Facts

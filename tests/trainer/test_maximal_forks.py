@@ -12,9 +12,9 @@ from scipy.stats import binom, norm
 from tests.trainer.conftest import coin, log_of, scripted
 from tests.trainer.test_adopted_credit import GAME, Few, Truth, game
 from tests.trainer.test_adopted_credit import model as model  # a fixture
-from trainer import rollout as module
 from trainer.noise.logged import LoggedNoise
 from trainer.noise.maximal import MaximalNoise
+from trainer.rollout import world as module
 from twinstats.episodes import FRESH, KEEP, RESAMPLE, SHARED, Fork, Task
 from twinstats.errors import UsageError
 from twinstats.noise import NoiseKey

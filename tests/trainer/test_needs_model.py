@@ -18,11 +18,11 @@ from tests.trainer.needs_worlds import (
     naive_law,
     setup_of,
 )
-from trainer import passes
 from trainer.needs import check, make
 from trainer.needs.entropy import FIRST_TOKENS
 from trainer.needs.hindsight import teacher_gap
-from trainer.passes import Passage, actions, entropies, hidden_states, logprobs
+from trainer.policy import passes
+from trainer.policy.passes import Passage, actions, entropies, hidden_states, logprobs
 from trainer.setup import make_rollout
 from trainer.tasks.facts import Facts
 from trainer.tasks.rows import task_rows

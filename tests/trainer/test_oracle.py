@@ -10,12 +10,12 @@ from polars.testing import assert_frame_equal
 
 from trainer import commands
 from trainer.config import changed
-from trainer.oracle import num_finished, oracle, outcome_rows
-from trainer.oracle_config import OracleConfig, batch_tasks, settings_of
-from trainer.oracle_methods import ENTRANTS, knobs
-from trainer.oracle_reference import FIRST_ALTERNATIVE, reference, references
-from trainer.oracle_rows import coupling_forks, fork_row, point_numbers
-from trainer.oracle_worlds import REWARD, Recorded, Rescored, outcome_of
+from trainer.oracle.config import OracleConfig, batch_tasks, settings_of
+from trainer.oracle.methods import ENTRANTS, knobs
+from trainer.oracle.reference import FIRST_ALTERNATIVE, reference, references
+from trainer.oracle.rows import coupling_forks, fork_row, point_numbers
+from trainer.oracle.study import num_finished, oracle, outcome_rows
+from trainer.oracle.worlds import REWARD, Recorded, Rescored, outcome_of
 from trainer.policy import Policy, build_model
 from trainer.rollout import Rollout
 from trainer.setup import make_rollout

@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from tests.trainer.conftest import coin, scripted
-from trainer.play import RESET_SLOT
+from trainer.rollout.play import RESET_SLOT
 from trainer.setup import make_rollout
 from trainer.train import train_tasks
 from twinstats.episodes import FRESH, KEEP, RESAMPLE, SHARED, Episode, Fork, Task, World

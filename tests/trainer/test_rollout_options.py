@@ -6,8 +6,8 @@ import pytest
 
 from tests.trainer.conftest import Letters, Script, coin, scripted
 from trainer.engines import Counts
-from trainer.play import Limits
 from trainer.rollout import Rollout
+from trainer.rollout.play import Limits
 from trainer.setup import make_rollout
 from trainer.tasks import Step
 from trainer.tasks.facts import Facts, render_answer, render_search, retriever

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from trainer import commands, gguf, pretrained
+from trainer import commands
 from trainer.config import ModelConfig, changed
-from trainer.policy import Policy, build_model, build_tokenizer, load_policy
-from trainer.pretrained import PACKAGED, Packaged, pretrained_policy
+from trainer.policy import Policy, build_model, build_tokenizer, gguf, load_policy, pretrained
+from trainer.policy.pretrained import PACKAGED, Packaged, pretrained_policy
 from trainer.recipes import recipe
 from trainer.setup import cache_folder, make_rollout
 from trainer.tasks import make

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trainer.needs.provider import Computed, Setup, null_turns
-from trainer.passes import actions, by_turn, entropies
+from trainer.policy.passes import actions, by_turn, entropies
 from twinstats.episodes import Episode
 
 FIRST_TOKENS = 20

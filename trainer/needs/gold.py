@@ -9,8 +9,8 @@ import numpy as np
 
 from trainer.needs.answered import answers_of
 from trainer.needs.provider import Computed, Setup
-from trainer.passes import Passage, logprobs
 from trainer.policy import Policy
+from trainer.policy.passes import Passage, logprobs
 from trainer.tasks.answers import Answers
 from twinstats.episodes import Episode
 from twinstats.errors import UsageError

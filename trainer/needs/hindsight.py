@@ -12,7 +12,7 @@ import numpy as np
 
 from trainer.needs.answered import answers_of
 from trainer.needs.provider import Computed, Setup, null_turns
-from trainer.passes import actions, by_turn, logprobs
+from trainer.policy.passes import actions, by_turn, logprobs
 from twinstats.episodes import Episode
 
 

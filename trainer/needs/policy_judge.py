@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from trainer.needs.provider import Setup
 from trainer.needs.segments import PROGRESS, REGRESS, Verdict, runs
-from trainer.passes import Passage, logprobs
+from trainer.policy.passes import Passage, logprobs
 from twinstats.episodes import Episode
 
 QUESTION = "\nReward of the episode: {outcome:.2f}. Did the last turn help? Answer yes or no: "

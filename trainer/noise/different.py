@@ -1,7 +1,7 @@
 """Noise of a turn that must not be a given one.
 
 Leaves out engines that take nothing but keys: there a turn that came out as the given one is drawn
-again (`trainer.play`).
+again (`trainer.rollout.play`).
 """
 
 import math

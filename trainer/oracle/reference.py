@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.oracle_worlds import outcome_of
+from trainer.oracle.worlds import outcome_of
 from twinstats.episodes import FRESH, RESAMPLE, Episode, Fork, World
 
 FIRST_ALTERNATIVE = 2**15

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from trainer.config import ModelConfig
 from trainer.policy import Policy, load_policy
-from trainer.policy_cache import cached
+from trainer.policy.cache import cached
 from twinstats.errors import UsageError
 
 
@@ -78,7 +78,7 @@ def _unpacked(name: str, cache: Path) -> Policy:
     packaged = PACKAGED[name]
 
     def read() -> Policy:
-        from trainer.gguf import read_gguf  # the package gguf is needed this once
+        from trainer.policy.gguf import read_gguf  # the package gguf is needed this once
 
         return read_gguf(_file(name, packaged))
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from trainer.engines import SampledTurn
 from trainer.loss import episode_ids
-from trainer.luck import RESET_SLOT, Luck, is_drawn
 from trainer.noise.sources import Noise
+from trainer.rollout.luck import RESET_SLOT, Luck, is_drawn
+from trainer.rollout.transcript import EpisodeFailure, Limits, Setting, Transcript
 from trainer.tasks import ToolError
-from trainer.transcript import EpisodeFailure, Limits, Setting, Transcript
 from twinstats.episodes import DIFFERENT, KEEP, Episode, Fork, Task, Turn
 
 __all__ = ["MOST_TRIES", "RESET_SLOT", "Limits", "Play", "Setting", "blank_episode"]

@@ -8,7 +8,7 @@ the order asked, whichever played, so that costs do not depend on how sessions w
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-from trainer.play import Play
+from trainer.rollout.play import Play
 from twinstats.episodes import Fork
 
 

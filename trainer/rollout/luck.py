@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from trainer.adoption import logged_noise
 from trainer.noise.different import DifferentNoise
 from trainer.noise.maximal import MaximalNoise
 from trainer.noise.sources import Noise
+from trainer.rollout.adoption import logged_noise
 from twinstats.episodes import DIFFERENT, RESAMPLE, SHARED, Episode, Fork
 from twinstats.keys import FACTUAL, Stream, Streams, fork_streams, rejection
 from twinstats.maximal import maximal_stream

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.oracle_reference import Reference
+from trainer.oracle.reference import Reference
 from twinstats.episodes import (
     FRESH,
     KEEP,

@@ -1,9 +1,9 @@
 """The oracle study: every branching credit method on the episodes of a fixed policy.
 
 The truth of a language model's episode is not known, so it is measured: the value of each state
-from many fresh rollouts that no method uses (`oracle_reference`). Everything is played once, and
+from many fresh rollouts that no method uses (`reference`). Everything is played once, and
 read for each outcome of the task. Batches are steps of the log: a killed study goes on with the
-first batch that is not finished. `oracle_rows` explains the tables; besides them `oracle_outcomes`
+first batch that is not finished. `rows` explains the tables; besides them `oracle_outcomes`
 (one row a setting and outcome, in the end) says whether an outcome varied at all, and `metrics`
 what a batch took. Leaves out training, and figures.
 """
@@ -18,10 +18,10 @@ from typing import Any
 import polars as pl
 
 from trainer.config import Config
-from trainer.oracle_config import OracleConfig, Setting, batch_tasks, settings_of
-from trainer.oracle_methods import ENTRANTS, Entrant, knobs
-from trainer.oracle_reference import Reference, references
-from trainer.oracle_rows import (
+from trainer.oracle.config import OracleConfig, Setting, batch_tasks, settings_of
+from trainer.oracle.methods import ENTRANTS, Entrant, knobs
+from trainer.oracle.reference import Reference, references
+from trainer.oracle.rows import (
     NUMBERS,
     Row,
     coupling_forks,
@@ -29,7 +29,7 @@ from trainer.oracle_rows import (
     point_numbers,
     reference_rows,
 )
-from trainer.oracle_worlds import REWARD, Recorded, Rescored
+from trainer.oracle.worlds import REWARD, Recorded, Rescored
 from trainer.policy import Policy
 from trainer.rollout import Rollout
 from trainer.setup import make_rollout

@@ -7,18 +7,18 @@ are sampled (engines) and learned from (train).
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 
-from trainer import adoption
-from trainer.adoption import logged_noise, turn_logits
 from trainer.engines import Engine
 from trainer.episode_log import LoggedEpisode
-from trainer.luck import Luck, TurnLogits, is_maximal
 from trainer.needs import Provider
-from trainer.play import Play, blank_episode
 from trainer.policy import Policy
-from trainer.rollout_counts import rollout_metrics
-from trainer.tails import settle, tail_keys
+from trainer.rollout import adoption
+from trainer.rollout.adoption import logged_noise, turn_logits
+from trainer.rollout.counts import rollout_metrics
+from trainer.rollout.luck import Luck, TurnLogits, is_maximal
+from trainer.rollout.play import Play, blank_episode
+from trainer.rollout.tails import settle, tail_keys
+from trainer.rollout.transcript import Limits, Setting
 from trainer.tasks import Environment
-from trainer.transcript import Limits, Setting
 from twinstats.episodes import SHARED, Episode, Fork, Task
 from twinstats.errors import UsageError
 from twinstats.keys import FACTUAL, Stream, Streams

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.engines import SampledTurn
-from trainer.guarded import Guarded
-from trainer.luck import RESET_SLOT, Luck
 from trainer.policy import Policy
+from trainer.rollout.guarded import Guarded
+from trainer.rollout.luck import RESET_SLOT, Luck
 from trainer.tasks import Environment
 from twinstats.episodes import Episode, Task, Turn
 

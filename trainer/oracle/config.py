@@ -4,8 +4,8 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from trainer.config import Config
-from trainer.oracle_methods import KNOBS
-from trainer.oracle_reference import MOST_ROLLOUTS
+from trainer.oracle.methods import KNOBS
+from trainer.oracle.reference import MOST_ROLLOUTS
 from trainer.tasks import ENVIRONMENTS
 from trainer.tasks.rows import task_rows
 from twinstats.episodes import Task
@@ -21,7 +21,7 @@ class OracleConfig:
         rollouts: Fresh rollouts of every state, for the reference.
         groups: Tasks of a batch.
         group_size: Episodes of each.
-        largest_knob: Methods are played at the values of `oracle_methods.KNOBS` up to this one.
+        largest_knob: Methods are played at the values of `methods.KNOBS` up to this one.
 
     Raises:
         UsageError: A number with which nothing can be measured; the field is named.

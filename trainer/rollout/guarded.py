@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.patience import outcome_within
+from trainer.rollout.patience import outcome_within
 from trainer.tasks import Environment, Row, Step, ToolError
 
 _LONGEST = 300  # characters of a reason that somebody else wrote
