@@ -1,7 +1,7 @@
 """The training loop: play, credit, update, log.
 
 Every random choice is keyed by seed and step, so a resumed run continues bit for bit on a CPU.
-Leaves out: several processes, schedules, several updates a step.
+Leaves out: several processes, schedules.
 """
 
 import time

@@ -6,6 +6,7 @@ Of D18 the ties are in `test_noise`; draws near a tie are not counted yet.
 import dataclasses
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from trainer import train as module
 from trainer.config import (
     CheckpointConfig,
     Config,
+    CreditConfig,
     EvaluationConfig,
     LengthConfig,
     OptimizerConfig,
@@ -124,7 +126,8 @@ def test_d19_a_resumed_run_logs_what_the_whole_one_does(tokenizer, parity, tmp_p
 
     def run(out, **options):
         start = Policy(build_model(MODEL, seed=0), tokenizer)
-        return train(CONFIG, start, tmp_path / out, started=lambda: "now", **options)
+        own = dataclasses.replace(CONFIG, credit=CreditConfig(method="twice"))
+        return train(own, start, tmp_path / out, started=lambda: "now", **options)
 
     def stop(step, metrics):
         if step == 3:
@@ -137,7 +140,13 @@ def test_d19_a_resumed_run_logs_what_the_whole_one_does(tokenizer, parity, tmp_p
     broken = run("broken", resume=True)
     assert [step for step, _ in asked] == [1, 2, 3, 3, 4]
     assert dict(asked) == of_whole
-    for table in ("episodes", "turns", "credit", "texts", "evaluations"):
+    is_time = pl.col("name").str.starts_with("time/")
+    metrics = [
+        read(one, "metrics").filter(~is_time).drop("run").collect() for one in (whole, broken)
+    ]
+    assert metrics[0].equals(metrics[1]) and metrics[0]["step"].n_unique() == 5
+    assert read(whole, "pairs").collect().height > 0
+    for table in (*("episodes", "turns", "pairs", "allocations"), "credit", "texts", "evaluations"):
         for step in (0, 3, 4):
             part = f"{table}/step-{step:08d}.parquet"
             assert (whole / part).exists() == (broken / part).exists()

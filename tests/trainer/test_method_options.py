@@ -13,7 +13,6 @@ from trainer import credit_options
 from trainer.checkpoint import load_checkpoint, newest
 from trainer.config import changed
 from trainer.credit_options import FIELDS, read, try_out
-from trainer.needs import PROVIDERS
 from trainer.policy import Policy, build_model
 from trainer.setup import check, make_method
 from trainer.train import train
@@ -156,9 +155,6 @@ def settings_of(method):
 @pytest.mark.parametrize("method", names())
 def test_every_method_trains(tmp_path, config, tokenizer, parity, method):
     own = changed(dataclasses.replace(config), settings_of(method))
-    missing = [need.name for need in make_method(own).needs if need.name not in PROVIDERS]
-    if missing:
-        pytest.skip(f"nobody provides {', '.join(missing)} yet")
     policy = Policy(build_model(own.model, seed=0), tokenizer)
     run = train(own, policy, tmp_path / "run", started=lambda: "now")
     values = read_table(run, "credit").select("step", "value").collect()

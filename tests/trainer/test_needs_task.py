@@ -256,3 +256,8 @@ def test_needs_are_checked_without_an_environment_where_no_task_is_asked(config)
         raise AssertionError("an environment was made")
 
     needs.check(["value", "segments"], config, nobody)
+
+
+def test_a_need_that_nobody_provides_is_refused_before_anything_is_played(config):
+    with pytest.raises(UsageError, match="'rloo' needs 'omens', which nobody provides. Known: "):
+        needs.check(["omens"], config, Silent)

@@ -520,4 +520,7 @@ def test_engines_that_cannot_be_made_are_refused(monkeypatch, config):
     monkeypatch.setattr(choice.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="`engine.name=vllm` needs vLLM in this environment"):
         check_engine(changed(config, ["engine.name=vllm"]))
-    check_engine(changed(config, ["engine.name=vllm", "engine.servers=host:1"]))
+    served = changed(config, ["engine.name=vllm", "engine.servers=host:1"])
+    check_engine(served)
+    with pytest.raises(UsageError, match="coupling=maximal` needs `engine.name=hf`"):
+        check_engine(changed(served, ["credit.method=twice", "credit.options.coupling=maximal"]))

@@ -19,13 +19,15 @@ def check_engine(config: Config) -> None:
     """Refuses an engine that cannot be made, before anything is paid for it.
 
     Raises:
-        UsageError: Servers for another engine than vLLM, addresses that are none, or vLLM in this
-            process without memory or where it is not installed.
+        UsageError: Servers for another engine than vLLM, addresses that are none, vLLM in this
+            process without memory or where it is not installed, or a coupling that it lacks.
     """
     engine = config.engine
     servers = addresses_in(engine.servers)
     if engine.name == "hf" and servers:
         raise UsageError("`engine.servers` are vLLM's: set `engine.name=vllm` too.")
+    if engine.name == "vllm" and config.credit.options.get("coupling") == "maximal":
+        raise UsageError("`credit.options.coupling=maximal` needs `engine.name=hf`: vLLM lacks it.")
     if engine.name == "vllm" and not servers and engine.cache_mib < 1:
         raise UsageError("`engine.cache_mib` must be at least 1 with vLLM in this process, got 0.")
     if engine.name == "vllm" and not servers and importlib.util.find_spec("vllm") is None:

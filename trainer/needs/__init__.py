@@ -19,7 +19,7 @@ from trainer.needs.judge import judge_server, segments
 from trainer.needs.provider import Computed, Provider, Setup
 from trainer.needs.task import TOLD, refuse_untold, task_need, tellers
 from trainer.tasks import Environment
-from twinstats.errors import unknown
+from twinstats.errors import UsageError, unknown
 
 PROVIDERS: Mapping[str, Callable[[Setup], Provider]] = MappingProxyType(
     {
@@ -51,10 +51,15 @@ def check(needs: Iterable[str], config: Config, environment: Callable[[], Enviro
     """Refuses, before anything is paid for, needs that a run cannot fill.
 
     Raises:
-        UsageError: The task does not tell one or its right answers, or a judge's server cannot be
-            asked.
+        UsageError: Nobody provides one, the task does not tell it or its right answers, or a
+            judge's server cannot be asked.
     """
     for need in needs:
+        if need not in PROVIDERS:
+            raise UsageError(
+                f"Method {config.credit.method!r} needs {need!r}, which nobody provides. "
+                f"Known: {', '.join(sorted(PROVIDERS))}."
+            )
         if need in TOLD:
             told, task = tellers(environment()), config.task.name
             refuse_untold(need, told, method=config.credit.method, task=task)
