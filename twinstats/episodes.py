@@ -189,6 +189,16 @@ class Fork:
         parent = self.episode.path
         return f"{parent}/{own}" if parent else own
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the decision is drawn from the policy, and so costs its tokens."""
+        return self.action in (RESAMPLE, DIFFERENT)
+
+    @property
+    def is_maximal(self) -> bool:
+        """Whether the tail keeps the parent's tokens as often as can be."""
+        return self.coupling == "maximal" and self.luck is SHARED
+
     def takes_equal_tail(self, *, exact_replay: bool = True) -> bool:
         """Whether an equal decision takes the parent's tail and outcome without playing them.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from twinstats.episodes import Fork
+from twinstats.episodes import SHARED, Fork
 from twinstats.keys import Stream
 from twinstats.noise import KeyColumns, NoiseKey, check_logits, checked_rows, sample
 from twinstats.philox import uniform52
@@ -23,6 +23,24 @@ def maximal_stream(fork: Fork) -> Stream:
     """
     above = fork.episode.path
     return Stream(f"maximal/{above}" if above else "maximal")
+
+
+def check_coupling(forks: Sequence[Fork]) -> None:
+    """Refuses Gumbel forks that share the luck of an episode drawn by the maximal coupling.
+
+    The Gumbel noise of such a luck did not draw it.
+
+    Raises:
+        ValueError: There is such a fork.
+    """
+    for fork in forks:
+        parent = fork.episode.fork
+        shares = fork.luck is SHARED and not fork.is_maximal
+        if shares and parent is not None and parent.is_maximal:
+            raise ValueError(
+                "`coupling` must be 'maximal' for a fork that shares the luck of a maximal twin, "
+                f"got {fork.coupling!r} for {fork.path!r}."
+            )
 
 
 def maximal(

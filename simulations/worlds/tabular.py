@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulations.worlds.forks import check_coupling, is_maximal, is_sampled, players
+from simulations.worlds.forks import players
 from simulations.worlds.luck import Ahead
 from simulations.worlds.slots import at_slots
 from simulations.worlds.tabular_model import TabularModel, TabularValues, log_softmax, solve
 from simulations.worlds.tabular_needs import Labels, Provider, Quality
 from twinstats.episodes import DIFFERENT, KEEP, Episode, Fork, Task, Turn
 from twinstats.keys import FACTUAL, Stream, Streams, fork_streams
-from twinstats.maximal import maximal, maximal_stream
+from twinstats.maximal import check_coupling, maximal, maximal_stream
 from twinstats.noise import KeyColumns, check_logits, gumbels, sample, uniforms
 
 _COIN, _END = 0, 1  # lanes of the environment's uniforms
@@ -139,7 +139,7 @@ class TabularWorld:
         _, state, parent, _ = np.unravel_index(taken, self._shape)
         action = self._decisions(forks, streams, turn, state, parent)
         skips = np.array([fork.takes_equal_tail() for fork in forks]) & (action == parent)
-        player = players(forks, action.tolist())
+        player = players(forks, action.tolist(), skips)
         played = np.flatnonzero(~skips & (np.array(player) == np.arange(len(forks))))
         index = self._continued(forks, streams, played, turn, state, action)
         results = dict(zip(played.tolist(), self._results(index), strict=True))
@@ -213,7 +213,7 @@ class TabularWorld:
     ) -> np.ndarray:
         """The action at each fork's turn. DIFFERENT is exact: the parent's action cannot win."""
         action = parent.copy()
-        draws = np.array([is_sampled(fork) for fork in forks])
+        draws = np.array([fork.is_drawn for fork in forks])
         for place in np.flatnonzero(~draws).tolist():
             if forks[place].action is not KEEP:
                 action[place] = self._named(forks[place].action)
@@ -264,11 +264,11 @@ class TabularWorld:
 
     def _drafts(self, forks: Sequence[Fork]) -> tuple[np.ndarray, KeyColumns] | None:
         """The parents' later turns, for the forks that are coupled maximally."""
-        if not any(is_maximal(fork) for fork in forks):
+        if not any(fork.is_maximal for fork in forks):
             return None
         index = np.full((len(forks), self._shape[0]), -1)
         for line, fork in zip(index, forks, strict=True):
-            if is_maximal(fork):
+            if fork.is_maximal:
                 own = fork.episode.info["index"]
                 line[fork.turn + 1 : len(own)] = own[fork.turn + 1 :]
         return index, self._keys(forks, [maximal_stream(fork) for fork in forks])
@@ -355,7 +355,7 @@ class TabularWorld:
 
     def _forked(self, fork: Fork, result: _Result, tail: int) -> Episode:
         parent = fork.episode
-        cost = (tail + is_sampled(fork)) * self._tokens
+        cost = (tail + fork.is_drawn) * self._tokens
         return self._episode(parent.task, parent.step, parent.row, result, fork, cost)
 
     def _equal(self, fork: Fork) -> Episode:

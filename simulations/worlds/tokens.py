@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from simulations.worlds import tokens_model
-from simulations.worlds.forks import check_coupling, is_maximal, is_sampled, players
+from simulations.worlds.forks import players
 from simulations.worlds.tabular import TabularWorld
 from simulations.worlds.tabular_model import log_softmax
 from simulations.worlds.tabular_needs import Labels, Quality
@@ -31,7 +31,7 @@ from simulations.worlds.tokens_play import Batch, Player
 from simulations.worlds.tokens_voice import Speech, Voice, padded, unpadded
 from twinstats.episodes import DIFFERENT, KEEP, Episode, Fork, Task, Turn
 from twinstats.keys import FACTUAL, Stream, Streams, fork_streams
-from twinstats.maximal import maximal_stream
+from twinstats.maximal import check_coupling, maximal_stream
 from twinstats.noise import KeyColumns
 
 
@@ -102,7 +102,7 @@ class Tokens:
             fork.takes_equal_tail() and own == fork.episode.turns[fork.turn].action
             for fork, own in zip(forks, said, strict=True)
         ]
-        player = players(forks, said)
+        player = players(forks, said, skips)
         played = [place for place, skip in enumerate(skips) if not skip and player[place] == place]
         batch = self._batch(
             [forks[place] for place in played], [streams[place] for place in played], first[played]
@@ -185,7 +185,7 @@ class Tokens:
     def _decisions(self, forks: Sequence[Fork], streams: Sequence[Streams]) -> np.ndarray:
         """What is said in each fork's turn (fork, position). DIFFERENT is exact."""
         first = padded([self._parent_action(fork) for fork in forks], self.setting.limit)
-        drawn = [place for place, fork in enumerate(forks) if is_sampled(fork)]
+        drawn = [place for place, fork in enumerate(forks) if fork.is_drawn]
         if not drawn:
             return first
         own = [forks[place] for place in drawn]
@@ -203,7 +203,7 @@ class Tokens:
 
     def _parent_action(self, fork: Fork) -> tuple[int, ...]:
         """The parent's turn, or the one that the fork names."""
-        if is_sampled(fork) or fork.action is KEEP:
+        if fork.is_drawn or fork.action is KEEP:
             return tuple(fork.episode.turns[fork.turn].action)
         return self._checked_action(fork.action)
 
@@ -244,7 +244,7 @@ class Tokens:
 
     def _drafts(self, forks: Sequence[Fork]) -> tuple[np.ndarray, np.ndarray, KeyColumns] | None:
         """The parents' turns after the fork, for the forks that are coupled maximally."""
-        coupled = [place for place, fork in enumerate(forks) if is_maximal(fork)]
+        coupled = [place for place, fork in enumerate(forks) if fork.is_maximal]
         if not coupled:
             return None
         shape = len(forks), self._shape[0]
@@ -265,7 +265,7 @@ class Tokens:
         parent = fork.episode
         turns = [*parent.turns[: fork.turn], *own]
         places = np.append(parent.info["index"][: fork.turn], index)
-        paid = own[0 if is_sampled(fork) else 1 : None if is_played else 1]
+        paid = own[0 if fork.is_drawn else 1 : None if is_played else 1]
         cost = _count(paid)
         return self._episode(parent.task, parent.step, parent.row, (turns, places), fork, cost)
 
@@ -273,7 +273,7 @@ class Tokens:
         """A fork whose decision came out equal: its parent's turns and outcome, not played."""
         parent = fork.episode
         played = list(parent.turns), parent.info["index"]
-        cost = parent.turns[fork.turn].num_tokens * is_sampled(fork)
+        cost = parent.turns[fork.turn].num_tokens * fork.is_drawn
         return self._episode(parent.task, parent.step, parent.row, played, fork, cost)
 
     def _episode(

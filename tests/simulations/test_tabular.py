@@ -241,6 +241,21 @@ def test_twins_with_one_decision_share_a_tail_and_pay_for_their_decision_alone()
         first[decision] = True
 
 
+def test_a_twin_that_takes_its_parents_tail_plays_for_nobody_else():
+    world = Chain(ChainSetting(name="c", horizon=4, actions=2, tokens=3), seed=4)
+    factuals = world.play(world.tasks(8), 2, 0)
+    given = [Fork(e, 1, e.turns[1].action) for e in factuals]
+    drawn = world.fork([Fork(e, 1) for e in factuals])
+    asked = [fork for e, own in zip(factuals, given, strict=True) for fork in (Fork(e, 1), own)]
+    after = world.fork(asked)
+    equal = [
+        own.turns[1].action == e.turns[1].action for own, e in zip(drawn, factuals, strict=True)
+    ]
+    assert any(equal) and not all(equal)
+    for own, parent in zip(after[1::2], factuals, strict=True):
+        assert (own.outcome, own.sampled) == (parent.outcome, 3 * (parent.num_turns - 2))
+
+
 def test_a_maximal_twin_agrees_as_often_as_can_be_and_keeps_the_policys_law():
     model = random_model()
     model.hazard[:] = 0.0

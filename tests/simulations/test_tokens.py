@@ -329,6 +329,20 @@ def test_costs_are_tokens_and_prefix_turns_are_the_parents_own():
     assert actions(equal) == actions(parent) and equal.sampled == 0
 
 
+def test_a_twin_that_takes_its_parents_tail_plays_for_nobody_else():
+    world = Tokens(dataclasses.replace(ENDS, vocabulary=4, stop=2.0), seed=4)
+    factuals = world.play(world.tasks(3), 10, step=0)
+    pairs = [(Fork(e, 0), Fork(e, 0, e.turns[0].action)) for e in factuals]
+    played = world.fork([fork for pair in pairs for fork in pair])
+    drawn, given = played[::2], played[1::2]
+    assert any(
+        one.turns[0].action == e.turns[0].action for one, e in zip(drawn, factuals, strict=True)
+    )
+    for own, parent in zip(given, factuals, strict=True):
+        assert own.outcome == parent.outcome and actions(own) == actions(parent)
+        assert own.sampled == sum(turn.num_tokens for turn in parent.turns[1:])
+
+
 def test_different_follows_the_policy_given_that_it_is_not_the_parents():
     setting = dataclasses.replace(TINY, vocabulary=3, limit=2, stop=1.0, ends=0.0)
     world = Tokens(setting, seed=4)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.conftest import Echo, Letters, Script, coin, scripted
-from trainer.rollout import Rollout, patience
+from trainer.rollout import Rollout, guarded, patience
 from trainer.rollout.play import Limits
 from trainer.tasks import Step, ToolError
 from twinstats.episodes import FRESH, KEEP, SHARED, Fork, Task
@@ -166,6 +166,68 @@ def test_a_worker_that_was_abandoned_ends_and_the_next_call_is_not_its():
     threads[0].join(5)
     assert not threads[0].is_alive()
     assert patience.outcome_within(5, lambda: "own").result() == "own"
+
+
+def test_a_call_that_gets_on_is_waited_for_and_left_once_it_does_not():
+    parts, freed = [], threading.Event()
+
+    def work():
+        for part in range(4):
+            time.sleep(0.3)
+            parts.append(part)
+        return "done"
+
+    def stop():
+        parts.append(0)
+        freed.wait(60)
+
+    waited = patience.outcome_within(0.5, work, progress=lambda: len(parts))
+    assert waited.result() == "done"
+    with pytest.raises(TimeoutError):
+        patience.outcome_within(0.2, stop, progress=lambda: len(parts))
+    freed.set()
+
+
+def forked(drift):
+    """What forks of an undisturbed episode of four turns come to, where `drift` is at work."""
+    rollout = rollout_of(lambda: Echo([], drift=lambda *told: drifts[-1](*told)), seconds=0.5)
+    drifts = [lambda turn, text: text]
+    (parent,) = rollout.play([Task("t", {"right": "a.", "turns": 4})], 1, 0)
+    drifts.append(drift)
+    return rollout.fork([Fork(parent, 3, KEEP, FRESH)])[0], parent
+
+
+def test_a_prefix_is_replayed_on_one_thread_in_one_go(monkeypatch):
+    waited = []
+    plain = patience.outcome_within
+    monkeypatch.setattr(
+        guarded, "outcome_within", lambda *a, **k: waited.append(0) or plain(*a, **k)
+    )
+    twin, parent = forked(lambda turn, text: text)
+    assert twin.outcome == parent.outcome
+    assert len(waited) == (1 + 4) + (1 + 1 + 1)  # of the fork: its start, its prefix, its turn
+
+
+def test_each_call_of_a_prefix_has_the_whole_time_limit():
+    twin, parent = forked(lambda turn, text: time.sleep(0.3) or text)
+    assert twin.outcome == parent.outcome
+
+
+def test_what_hangs_in_a_prefix_is_left_alone():
+    freed = threading.Event()
+    twin, _ = forked(lambda turn, text: text if turn == 1 else freed.wait(60) and text)
+    told = "a tool failed: `step` took longer than 0.5 seconds"
+    assert (twin.info["reason"], twin.num_turns, twin.outcome) == (told, 1, None)
+    freed.set()
+
+
+def test_a_prefix_that_differs_is_the_reason_whatever_comes_of_it_later():
+    def drift(turn, text):
+        if turn == 2:
+            raise KeyError("lost")
+        return text + "!"
+
+    assert forked(drift)[0].info["reason"] == "replay differs before turn 1"
 
 
 def test_calls_from_many_threads_do_not_wait_for_each_other():

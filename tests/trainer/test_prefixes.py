@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.trainer.walks import alone, assert_same, engine_of, played, sharpened, walks
+from trainer.engines import prefixes
 from trainer.engines.prefixes import PrefixStore, Trace
 
 # The store, where the "states" of a token are its id
@@ -93,6 +94,16 @@ def test_what_was_used_longest_ago_goes_first_and_its_memory_is_freed():
     assert [one() is None for one in references] == [False, True, False]
     assert store.num_bytes == 4 * 33
     assert store.count_gone(Trace([1] * 12), 0) == 10
+    assert store.count_gone(Trace([0] * 10), 0) == 0
+
+
+def test_what_is_remembered_of_what_had_to_go_is_bounded(monkeypatch):
+    monkeypatch.setattr(prefixes, "_MOST_GONE", 50)
+    store = PrefixStore(4 * 15)
+    for name in range(100):
+        kept(store, [name] * 10)
+        assert len(store._gone) <= 50
+    assert store.count_gone(Trace([98] * 10), 0) == 10 == store.count_gone(Trace([97] * 10), 0)
     assert store.count_gone(Trace([0] * 10), 0) == 0
 
 

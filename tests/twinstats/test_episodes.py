@@ -171,3 +171,11 @@ def test_credit_that_does_not_fit_its_episodes_is_refused(field):
         with pytest.raises(ValueError, match=f"`{field}` must have one entry a turn"):
             Credit(**({"episodes": [F], "values": [np.zeros(4)]} | {field: wrong}))
     Credit(**({"episodes": [F], "values": [np.zeros(4)]} | {field: [right]}))
+
+
+def test_what_is_drawn_and_what_is_coupled_maximally():
+    forks = [Fork(F, 1, action) for action in (RESAMPLE, DIFFERENT, KEEP, (4, 2), 3)]
+    assert [fork.is_drawn for fork in forks] == [True, True, False, False, False]
+    lucks = [Fork(F, 1, luck=luck, coupling="maximal") for luck in (SHARED, FRESH, 2)]
+    assert [fork.is_maximal for fork in lucks] == [True, False, False]
+    assert not Fork(F, 1).is_maximal

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 _ROOT = 0
+_MOST_GONE = 2**20  # hashes of what had to go that are remembered
 
 
 class Trace:
@@ -82,7 +83,7 @@ class PrefixStore:
         self.num_bytes = 0
         self._by_age: dict[_Segment, None] = {}
         self._holder: dict[int, _Segment] = {}
-        self._gone: set[int] = set()
+        self._gone: dict[int, None] = {}
 
     def clear(self) -> None:
         """Forgets everything."""
@@ -146,7 +147,10 @@ class PrefixStore:
             self._drop(next(iter(self._by_age)))
 
     def count_gone(self, trace: Trace, begin: int) -> int:
-        """How many of the tokens from `begin` on were kept once and had to go."""
+        """How many of the tokens from `begin` on were kept once and had to go, as far as is known.
+
+        At least the last 500,000 that had to go are.
+        """
         return sum(one in self._gone for one in trace.hashes[begin + 1 :])
 
     def _path(self, trace: Trace, limit: int) -> tuple[list[_Segment], int]:
@@ -165,7 +169,9 @@ class PrefixStore:
     def _drop(self, segment: _Segment) -> None:
         del self._by_age[segment]
         self.num_bytes -= segment.num_bytes
-        self._gone.update(segment.hashes)
+        self._gone.update(dict.fromkeys(segment.hashes))
+        if len(self._gone) > _MOST_GONE:
+            self._gone = dict.fromkeys(list(self._gone)[len(self._gone) // 2 :])
         for one in segment.hashes:
             if self._holder.get(one) is segment:
                 del self._holder[one]

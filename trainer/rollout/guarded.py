@@ -5,7 +5,7 @@ becomes of the episode (`play`).
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -20,26 +20,53 @@ _LONGEST = 300  # characters of a reason that somebody else wrote
 class Guarded:
     """An environment with a time limit, whose answers are checked.
 
+    All methods raise a `ToolError` of one sentence where the environment fails.
+
     Args:
         make: Makes the environment of one episode.
-        seconds: How long each call may take.
-
-    Raises:
-        ToolError: `make` failed; all methods raise it, with one sentence.
+        seconds: How long each call may take; up to twice as long where several are made at once.
     """
 
     def __init__(self, make: Callable[[], Environment], *, seconds: float) -> None:
-        self._seconds = seconds
-        self._environment = self._call("the environment's constructor", make)
+        self._make, self._seconds = make, seconds
+        self._asked, self._num_answers = "", 0
 
     def reset(self, row: Row, noise: Any) -> str:
-        """The first text of an episode."""
-        text = self._call("`reset`", lambda: self._environment.reset(row, noise))
-        return _checked_text("`reset`", text)
+        """The first text of an episode, whose environment is made for it."""
+
+        def begin() -> str:
+            self._environment = self._ask("the environment's constructor", self._make)
+            return self._ask("`reset`", lambda: self._environment.reset(row, noise))
+
+        return _checked_text("`reset`", self._patiently(begin))
 
     def step(self, text: str, noise: Any) -> Step:
         """What follows a turn."""
-        return checked_step(self._call("`step`", lambda: self._environment.step(text, noise)))
+        step: Step = self._patiently(lambda: self._step(text, noise))
+        return step
+
+    def replay(self, turns: Sequence[tuple[str, Any]]) -> Iterator[Step]:
+        """What follows each of some turns, given with their noise, up to the end of the episode.
+
+        They are played at once, when the first is asked for: each time that somebody's code is
+        waited for costs much more than most tools do. A failure is raised in its place.
+        """
+        steps: list[Step] = []
+
+        def play() -> None:
+            for turn in turns:
+                steps.append(self._step(*turn))
+                if steps[-1].done:
+                    return
+
+        failure = None
+        try:
+            self._patiently(play)
+        except ToolError as error:
+            failure = error
+        yield from tuple(steps)  # what was abandoned may still add to them
+        if failure is not None:
+            raise failure
 
     def slot(self, history: Sequence[str]) -> int:
         """The name of the turn that follows some turns: a function of texts, which is not timed."""
@@ -52,14 +79,27 @@ class Guarded:
             raise ToolError(f"`slot` must return a whole number, got {type(slot).__name__}")
         return int(slot)
 
-    def _call(self, where: str, function: Callable[[], Any]) -> Any:
+    def _step(self, text: str, noise: Any) -> Step:
+        return checked_step(self._ask("`step`", lambda: self._environment.step(text, noise)))
+
+    def _ask(self, where: str, function: Callable[[], Any]) -> Any:
+        """One call of the environment, on the thread that is waited for."""
+        self._asked = where
         try:
-            future = outcome_within(self._seconds, function)
+            answer = function()
+        # other people's code: SystemExit, too, is no more than the reason of a recorded row
+        except BaseException as error:
+            raise _failure(where, error) from error
+        self._num_answers += 1
+        return answer
+
+    def _patiently(self, function: Callable[[], Any]) -> Any:
+        """What a function returns that asks the environment, if each answer comes in time."""
+        try:
+            future = outcome_within(self._seconds, function, progress=lambda: self._num_answers)
         except TimeoutError as error:
-            raise ToolError(f"{where} took longer than {self._seconds:g} seconds") from error
-        raised = future.exception()
-        if raised is not None:
-            raise _failure(where, raised) from raised
+            waited = f"{self._asked} took longer than {self._seconds:g} seconds"
+            raise ToolError(waited) from error
         return future.result()
 
 

@@ -26,16 +26,6 @@ TurnLogits = Mapping[Episode, Sequence[np.ndarray]]
 """Of episodes, turn by turn, the logits (tokens, vocabulary) that the tokens were drawn from."""
 
 
-def is_maximal(fork: Fork) -> bool:
-    """Whether the fork's tail keeps the parent's tokens as often as can be."""
-    return fork.coupling == "maximal" and fork.luck is SHARED
-
-
-def is_drawn(fork: Fork) -> bool:
-    """Whether the fork's decision is sampled, and so costs its tokens."""
-    return fork.action in (RESAMPLE, DIFFERENT)
-
-
 class Luck:
     """Whose noise drives an episode.
 
@@ -100,7 +90,7 @@ class Luck:
         is_logged = stream == FACTUAL.tail and slot in self._logged
         rest: Noise = self._logged[slot] if is_logged else self._key(stream, slot)
         fork = self._blank.fork
-        if fork is None or not is_maximal(fork) or slot not in self._later:
+        if fork is None or not fork.is_maximal or slot not in self._later:
             return rest
         turn = self._later[slot]
         return MaximalNoise(

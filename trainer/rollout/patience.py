@@ -35,24 +35,45 @@ class _Worker(threading.Thread):
 _idle: list[_Worker] = []
 
 
-def outcome_within(seconds: float, function: Callable[[], Any]) -> Future:
+def outcome_within(
+    seconds: float, function: Callable[[], Any], *, progress: Callable[[], int] = lambda: 0
+) -> Future:
     """The finished call of a function: its result, or the exception it raised.
 
     May be used from several threads. A caller that is interrupted abandons the call as well.
 
+    Args:
+        seconds: How long is waited.
+        function: What is called.
+        progress: A number that grows as the call gets on. Where it has grown in the meantime, the
+            same time is waited again: a part of the call that hangs is left within twice of it.
+
     Raises:
-        TimeoutError: The call takes longer than `seconds`; it goes on, and nobody waits for it.
+        TimeoutError: The call takes longer than that; it goes on, and nobody waits for it.
     """
     worker = _rested() or _Worker()
     future: Future = Future()
     worker.jobs.put((function, future))
     try:
-        future.exception(timeout=min(seconds, threading.TIMEOUT_MAX))
+        _wait(future, min(seconds, threading.TIMEOUT_MAX), progress)
     except BaseException:
         worker.jobs.put(None)
         raise
     _idle.append(worker)
     return future
+
+
+def _wait(future: Future, seconds: float, progress: Callable[[], int]) -> None:
+    before = progress()
+    while True:
+        try:
+            future.exception(timeout=seconds)
+            return
+        except TimeoutError:
+            now = progress()
+            if now == before:
+                raise
+            before = now
 
 
 def _rested() -> _Worker | None:

@@ -15,7 +15,7 @@ from typing import Any
 from trainer.engines import SampledTurn
 from trainer.loss import episode_ids
 from trainer.noise.sources import Noise
-from trainer.rollout.luck import RESET_SLOT, Luck, is_drawn
+from trainer.rollout.luck import RESET_SLOT, Luck
 from trainer.rollout.transcript import EpisodeFailure, Limits, Setting, Transcript
 from trainer.tasks import ToolError
 from twinstats.episodes import DIFFERENT, KEEP, Episode, Fork, Task, Turn
@@ -193,13 +193,13 @@ class Play:
         if fork is not None:
             self._transcript.replay(fork.episode, fork.turn)
         self._transcript.name_slot()
-        return fork is None or is_drawn(fork) or self._decide(_given_turn(fork))
+        return fork is None or fork.is_drawn or self._decide(_given_turn(fork))
 
     def _decide(self, turn: SampledTurn) -> bool:
         """Plays the fork's own turn, unless its parent or another play has its tail."""
         fork = self._fork
         assert fork is not None
-        if is_drawn(fork) and turn.tokens == fork.episode.turns[fork.turn].action:
+        if fork.is_drawn and turn.tokens == fork.episode.turns[fork.turn].action:
             if fork.action is DIFFERENT:
                 return self._reject()
             if self._skips_equal:

@@ -88,15 +88,17 @@ class Transcript:
 
     def replay(self, parent: Episode, turns: int) -> None:
         """Plays the parent's first turns again, each with its owner's luck, and checks each."""
-        for index, turn in enumerate(parent.turns[:turns]):
-            self._check_shown(parent)
-            text = self._policy.decode(turn.action)
-            noise = self._luck.replayed_tool(index, parent.slot(index))
-            step = self._environment.step(text, noise)
+        self._check_shown(parent)
+        prefix = parent.turns[:turns]
+        texts = [self._policy.decode(turn.action) for turn in prefix]
+        noises = [self._luck.replayed_tool(index, parent.slot(index)) for index in range(turns)]
+        steps = self._environment.replay(list(zip(texts, noises, strict=True)))
+        for index, (turn, text) in enumerate(zip(prefix, texts, strict=True)):
+            step = next(steps)
             self._append(turn, text, step.observation)
             if step.done or step.reward != turn.reward:
                 raise EpisodeFailure(f"replay differs at turn {index}")
-        self._check_shown(parent)
+            self._check_shown(parent)
 
     def name_slot(self) -> None:
         """Asks what the next turn is called."""

@@ -14,7 +14,7 @@ from trainer.policy import Policy
 from trainer.rollout import adoption
 from trainer.rollout.adoption import logged_noise, turn_logits
 from trainer.rollout.counts import rollout_metrics
-from trainer.rollout.luck import Luck, TurnLogits, is_maximal
+from trainer.rollout.luck import Luck, TurnLogits
 from trainer.rollout.play import Play, blank_episode
 from trainer.rollout.tails import settle, tail_keys
 from trainer.rollout.transcript import Limits, Setting
@@ -22,6 +22,7 @@ from trainer.tasks import Environment
 from twinstats.episodes import SHARED, Episode, Fork, Task
 from twinstats.errors import UsageError
 from twinstats.keys import FACTUAL, Stream, Streams
+from twinstats.maximal import check_coupling
 from twinstats.rows import null_disagreements
 
 EVALUATION = Streams(None, Stream("evaluation"), Stream("evaluation/environment"))
@@ -121,6 +122,7 @@ class Rollout:
             ValueError: A fork of an evaluation's episode, or a Gumbel fork that would share the
                 luck of a maximal twin.
         """
+        check_coupling(forks)
         for fork in forks:
             self._check(fork)
         logits = self._logits(forks)
@@ -207,15 +209,9 @@ class Rollout:
                 f"Episode {parent.name} was played by `evaluate`, whose noise forks "
                 "do not have: fork what `play` returns."
             )
-        if fork.luck is not SHARED:
-            return
-        if parent.fork is not None and is_maximal(parent.fork) and not is_maximal(fork):
-            raise ValueError(
-                "`coupling` must be 'maximal' for a fork that shares the luck of a maximal twin, "
-                f"got {fork.coupling!r} for {fork.path!r}."
-            )
-        if (is_maximal(fork) or logged_noise(fork)) and not self.engine.explains:
-            wanted = "coupling='maximal'" if is_maximal(fork) else "the luck of adopted episodes"
+        is_explained = fork.luck is SHARED and (fork.is_maximal or bool(logged_noise(fork)))
+        if is_explained and not self.engine.explains:
+            wanted = "coupling='maximal'" if fork.is_maximal else "the luck of adopted episodes"
             raise UsageError(
                 f"{wanted} needs noise that is more than a key, which this engine cannot draw "
                 "with: `engine.name=hf` can."
@@ -223,7 +219,7 @@ class Rollout:
 
     def _logits(self, forks: Sequence[Fork]) -> TurnLogits:
         """What the turns of maximal forks' parents were drawn from."""
-        coupled = [fork.episode for fork in forks if is_maximal(fork)]
+        coupled = [fork.episode for fork in forks if fork.is_maximal]
         parents = [one for one in dict.fromkeys(coupled) if one.outcome is not None]
         return dict(zip(parents, turn_logits(self.policy, parents), strict=True))
 

@@ -96,7 +96,7 @@ def _difference(curve: Curve, reference: Curve, budget: Number) -> dict[str, Any
     if reason is not None or missing is not None:
         return row | empty | {"reason": reason or f"{name}: {missing}"}
     if min(own.min(), other.min()) <= 0:
-        return row | empty | {"reason": "an error of 0 has no ratio"}
+        return row | empty | {"reason": "an error of 0 or less has no ratio"}
     result = paired(np.log(own), np.log(other), test="t")
     ends = result.confidence_interval(method="t") or (None, None)
     low, high = (None if end is None else float(np.exp(end)) for end in ends)
