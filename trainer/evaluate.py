@@ -13,19 +13,21 @@ from twinstats.episodes import Episode, Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Answers on the test split.
+    """Answers on the test split; episodes that failed to play are left out of all but a count.
 
     Attributes:
-        exact_match: Share of questions answered right.
+        exact_match: Share of questions answered right; NaN where every episode failed.
         stderr: Its standard error over episodes, whose parts are not independent; NaN for one.
         num_questions: Questions asked.
-        all_right: Share of episodes with every part right.
+        all_right: Share of episodes with every part right; NaN where every episode failed.
+        num_failed: Episodes that failed.
     """
 
     exact_match: float
     stderr: float
     num_questions: int
     all_right: float
+    num_failed: int
 
 
 def evaluation_tasks(config: Config) -> list[Task]:
@@ -40,14 +42,16 @@ def evaluate(
 ) -> tuple[Evaluation, list[Episode]]:
     """Plays every test task once; the same noise at every call with the same step."""
     episodes = rollout.evaluate(tasks, step, temperature=temperature)
-    shares = np.array([episode.outcome for episode in episodes], np.float64)
-    right = np.array([bool(episode.success) for episode in episodes])
+    scored = [episode for episode in episodes if episode.outcome is not None]
+    shares = np.array([episode.outcome for episode in scored], np.float64)
+    right = np.array([bool(episode.success) for episode in scored])
     return (
         Evaluation(
-            exact_match=float(shares.mean()),
+            exact_match=float(shares.mean()) if scored else float("nan"),
             stderr=_stderr(shares),
-            num_questions=sum(int(task.info["parts"]) for task in tasks),
-            all_right=float(right.mean()),
+            num_questions=sum(int(episode.task.info["parts"]) for episode in scored),
+            all_right=float(right.mean()) if scored else float("nan"),
+            num_failed=len(episodes) - len(scored),
         ),
         episodes,
     )

@@ -156,6 +156,7 @@ def _step(training: Training) -> dict[str, float]:
     every = config.evaluation.every
     if training.is_over or (every and training.step % every == 0):
         metrics |= _evaluation_metrics(training)
+        training.rollout.engine.sync()  # what it encoded is forgotten, as it is after a resume
     training.run.write("metrics", training.step, metric_rows(training.step, metrics))
     return metrics
 
@@ -187,6 +188,7 @@ def _evaluation_metrics(training: Training) -> dict[str, float]:
         "eval/greedy_exact_match_share": greedy.exact_match,
         "eval/greedy_stderr_share": greedy.stderr,
         "eval/num_questions_count": sampled.num_questions,
+        "eval/failed_count": sampled.num_failed,
         "eval/total_tokens": training.total_tokens,
     }
 
@@ -196,7 +198,7 @@ def _evaluate_first(training: Training) -> None:
     metrics = _evaluation_metrics(training)
     training.run.write("metrics", 0, metric_rows(0, metrics))
     least = training.config.warmup.minimum_exact_match
-    if metrics["eval/exact_match_share"] < least:
+    if not metrics["eval/exact_match_share"] >= least:  # none where every episode failed
         raise RuntimeError(
             f"The warmed-up policy answers {metrics['eval/exact_match_share']:.3f} of the test "
             f"questions, below `warmup.minimum_exact_match` {least}: more `warmup.steps` may help."

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import binom
 
 from tests.trainer.conftest import coin, log_of, scripted
@@ -15,9 +16,10 @@ from tests.trainer.test_adopted_credit import GAME, TEMPERATURE, Truth, game
 from tests.trainer.test_adopted_credit import model as model  # a fixture
 from trainer.noise import different
 from trainer.noise.different import DifferentNoise
+from trainer.noise.sources import sample
 from trainer.rollout.play import MOST_TRIES
 from twinstats.episodes import DIFFERENT, FRESH, SHARED, Fork, Task
-from twinstats.noise import NoiseKey
+from twinstats.noise import LogitsError, NoiseKey
 
 PROMPT = (3,)  # "?"
 KEY = NoiseKey(1, 0, 0, 0, purpose="alternative")
@@ -189,3 +191,14 @@ def test_adopted_turns_know_what_it_takes_and_are_never_drawn_again(model, dice)
         assert len(episode.turns[1].info["logprobs"]) == episode.turns[1].num_tokens
         assert twin.turns[1].action != episode.turns[1].action
         assert twin.sampled == sum(turn.num_tokens for turn in twin.turns[1:])
+
+
+def test_a_turn_than_which_nothing_else_can_be_drawn_fails_alone():
+    """Its own logits say so, where its log-probability does not: the row is named, no other."""
+    logits = torch.zeros(4, 4)
+    logits[3, [0, 2, 3]] = -math.inf
+    own = [DifferentNoise(key=KEY, tokens=(1,), logprobs=(p,)) for p in (-1.4, -1e-9)]
+    with pytest.raises(LogitsError) as caught:
+        sample(logits, [KEY, own[0], KEY, own[1]], [[]] * 4)
+    assert caught.value.row == 3
+    assert int(sample(logits[:2], [KEY, own[0]], [[]] * 2)[1]) != 1

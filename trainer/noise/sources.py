@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from trainer import noise
-from twinstats.noise import NoiseKey
+from twinstats.noise import LogitsError, NoiseKey
 
 # R rows, V vocabulary
 
@@ -68,8 +68,31 @@ def sample(
         if not isinstance(one, NoiseKey):
             kinds.setdefault(type(one), []).append(row)
     for kind, rows in kinds.items():
-        logits = logits_RV[rows].detach().double().cpu().numpy()
-        own = [noises[row] for row in rows], logits, [before[row] for row in rows]
-        for row, token in zip(rows, kind.draw(*own, temperature), strict=True):
+        drawn = _drawn(kind, rows, logits_RV, noises=noises, before=before, temperature=temperature)
+        for row, token in zip(rows, drawn, strict=True):
             tokens_R[row] = tokens_R[row] if token is None else token
     return tokens_R
+
+
+def _drawn(
+    kind: type[Source],
+    rows: list[int],
+    logits_RV: torch.Tensor,
+    *,
+    noises: Sequence[Noise],
+    before: Sequence[Sequence[int]],
+    temperature: float,
+) -> list[int | None]:
+    """What the sources of one kind draw; the row that an error names is that of all rows."""
+    logits = logits_RV[rows].detach().double().cpu().numpy()
+    own = [noises[row] for row in rows], logits, [before[row] for row in rows]
+    try:
+        return kind.draw(*own, temperature)
+    except LogitsError as error:
+        if len(rows) == 1:
+            raise LogitsError(str(error), rows[0]) from error
+    one_by_one = (
+        _drawn(kind, [row], logits_RV, noises=noises, before=before, temperature=temperature)
+        for row in rows
+    )
+    return [token for (token,) in one_by_one]
