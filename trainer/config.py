@@ -33,7 +33,6 @@ _LEAST: dict[str, float] = {
     "loss.clip_low": 0,
     "loss.clip_high": 0,
     "loss.kl_coefficient": 0,
-    "loss.importance_cap": 0,
     "loss.epochs": 1,
     "loss.minibatches": 1,
     "loss.micro_rows": 1,
@@ -65,6 +64,8 @@ _POSITIVE = (
     "engine.timeout_seconds",
     "engine.parity_nats",
     "needs.judge_seconds",
+    "loss.importance_cap",
+    "loss.max_kl",
     "warmup.decay_share",
     "optimizer.max_gradient_norm",
 )
@@ -200,8 +201,8 @@ class LossConfig:
     Each batch is gone through `epochs` times in `minibatches` updates, `micro_rows` rows of an
     update at a time. `kl` estimates the KL to the policy training started from; it counts
     `kl_coefficient` in the loss, or lowers a token's credit. `importance_cap` cuts the weights
-    learner / engine (none: no weights). `max_kl` stops training once the KL to the behaviour policy
-    passes it.
+    learner / engine (none: no weights). `max_kl` stops training once that KL, in nats
+    a token, passes it.
     """
 
     ratio: Literal["token", "turn"] = "token"
@@ -292,7 +293,7 @@ class Config:
                 raise UsageError(f"`{path}` must be finite, got {value}.")
             if value is not None and path in _LEAST and value < _LEAST[path]:
                 raise UsageError(f"`{path}` must be at least {_LEAST[path]}, got {value}.")
-            if path in _POSITIVE and not value > 0:
+            if value is not None and path in _POSITIVE and not value > 0:
                 raise UsageError(f"`{path}` must be above 0, got {value}.")
             if path in _SHARES and not 0 <= value <= 1:
                 raise UsageError(f"`{path}` must be in [0, 1], got {value}.")

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from trainer.config import Config, LossConfig
-from trainer.loss import Batch, Logprobs, Loss, make_batch, policy_loss
+from trainer.loss import Batch, Logprobs, Loss, action_spans, make_batch, policy_loss
 from trainer.policy import Policy, token_logprobs
 from trainer.policy.passes import actions, by_turn, logprobs
 from twinstats.episodes import Credit, Episode
@@ -88,6 +88,8 @@ class Learner:
         for begin in range(0, len(batch.ids_RL), size):
             part = batch.rows(begin, begin + size)
             current, entropy = self._pass(self.policy.model, part)
+            if not self.config.loss.entropy_coefficient:
+                entropy = entropy.detach()  # its graph is as large as the logits
             before, by_engine, anchor = (
                 None if one is None else one[begin : begin + size, : part.ids_RL.shape[1]]
                 for one in (behaviour, engine, reference)
@@ -149,16 +151,12 @@ def filtered(
     for credit in credits:
         factuals = [one for one in credit.episodes if one.fork is None and one.outcome is not None]
         is_equal = len(factuals) > 1 and len({one.outcome for one in factuals}) == 1
-        drops = [
-            (config.drop_equal_groups and is_equal) or (config.drop_truncated and one.truncated)
-            for one in credit.episodes
-        ]
-        counts["equal"] += config.drop_equal_groups and is_equal
-        counts["truncated"] += sum(
-            config.drop_truncated and one.truncated for one in credit.episodes
-        )
+        drops_all = config.drop_equal_groups and is_equal
+        drops = [config.drop_truncated and one.truncated for one in credit.episodes]
+        counts["equal"] += drops_all
+        counts["truncated"] += sum(drops)
         values = [
-            np.full(len(own), np.nan) if drop else own
+            np.full(len(own), np.nan) if drops_all or drop else own
             for own, drop in zip(credit.values, drops, strict=True)
         ]
         kept.append(replace(credit, values=values))
@@ -182,18 +180,16 @@ def engine_logprobs(credits: Sequence[Credit], batch: Batch) -> torch.Tensor:
         if np.isfinite(own).any()
     ]
     for row, episode in enumerate(trained):
-        position = 0
-        for index, turn in enumerate(episode.turns):
-            begin = position + len(turn.info["shown"])
-            position = begin + len(turn.action)
+        for index, (begin, end) in enumerate(action_spans(episode)):
             if not bool(batch.trained_RL[row, begin]):
                 continue
-            if turn.info["logprobs"] is None:
+            told = episode.turns[index].info["logprobs"]
+            if told is None:
                 raise ValueError(
                     "`loss.importance_cap` needs the engine's log-probabilities, which turn "
                     f"{index} of episode {episode.name} does not have."
                 )
-            found[row, begin:position] = torch.tensor(turn.info["logprobs"])
+            found[row, begin:end] = torch.tensor(told)
     return found
 
 

@@ -26,7 +26,8 @@ class Batch:
         trained_RL: True at sampled tokens whose turn has credit.
         advantage_RL: Credit of the token's turn, times its share and the token's weight.
         turn_RL: Index of the token's turn within the batch, -1 where not trained.
-        lengths: Number of trained tokens of each turn.
+        lengths: Number of trained tokens of each turn that `turn_RL` may name; a minibatch
+            keeps those of the whole.
         num_tokens: Number of trained tokens.
         num_turns: Number of trained turns.
         num_episodes: Number of factual episodes of the step, with or without credit: twins that
@@ -243,7 +244,7 @@ def _ratio(log_ratio: torch.Tensor, batch: Batch, config: LossConfig) -> torch.T
     if config.ratio == "token":
         return log_ratio.exp()
     turn = batch.turn_RL[batch.trained_RL]
-    sums = log_ratio.new_zeros(batch.num_turns).index_add(0, turn, log_ratio)
+    sums = log_ratio.new_zeros(len(batch.lengths)).index_add(0, turn, log_ratio)
     return (sums[turn] / batch.lengths[turn]).exp()
 
 

@@ -58,11 +58,12 @@ def play_metrics(groups: Sequence[Group], credits: Sequence[Credit]) -> dict[str
     forks = forks_of(credits)
     episodes = [episode for group in groups for episode in group.episodes]
     outcomes = [episode.outcome for episode in episodes if episode.outcome is not None]
+    successes = [bool(episode.success) for episode in episodes if episode.outcome is not None]
     said = [group_info(group) for group in groups]  # a method of one's own need not say it
     uninformative = sum(bool(one["zero_variance"] or one["singleton_groups"]) for one in said)
     metrics = {
-        "train/outcome_share": float(np.mean(outcomes)) if outcomes else float("nan"),
-        "train/success_share": float(np.mean([bool(episode.success) for episode in episodes])),
+        "train/outcome_share": _mean(outcomes),
+        "train/success_share": _mean(successes),
         "train/truncated_count": sum(episode.truncated for episode in episodes),
         "train/failed_count": sum(e.outcome is None for e in [*episodes, *forks]),
         "train/sampled_tokens": sum(episode.sampled for episode in episodes),
@@ -70,6 +71,10 @@ def play_metrics(groups: Sequence[Group], credits: Sequence[Credit]) -> dict[str
         "credit/informative_groups_share": 1 - uninformative / len(groups),
     }
     return metrics | twin_metrics(episodes, forks, credits)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else float("nan")
 
 
 def forks_of(credits: Sequence[Credit]) -> list[Episode]:

@@ -79,6 +79,8 @@ def test_a_word_without_equals_is_refused():
         ("seed=none", "`seed` must be int"),
         ("optimizer.learning_rate=nan", "`optimizer.learning_rate` must be finite"),
         ("credit.budget=inf", "`credit.budget` must be finite"),
+        ("loss.importance_cap=0", "`loss.importance_cap` must be above 0"),
+        ("loss.max_kl=-1", "`loss.max_kl` must be above 0"),
         ("rollout.temperature=0", "`rollout.temperature` must be above 0"),
         ("rollout.max_batch=0", "`rollout.max_batch` must be at least 1"),
         ("checkpoint.every=0", "`checkpoint.every` must be at least 1"),

@@ -85,6 +85,27 @@ def test_minibatches_see_every_row_once_an_epoch_in_another_order_each_step(
         assert sum(part.num_turns for part in epoch) == whole.num_turns
 
 
+@pytest.mark.parametrize("aggregation", ["token", "turn", "turn_mean", "constant"])
+def test_turn_ratios_know_the_turns_of_their_minibatch(policy, config, played, aggregation):
+    settings = ["loss.ratio=turn", f"loss.aggregation={aggregation}", "loss.minibatches=2"]
+    metrics = learner(policy, config, *settings).update(played, 1)
+    assert metrics["loss/updates_count"] == 2
+    assert metrics["loss/trained_tokens"] == make_batch(played).num_tokens
+
+
+def test_an_entropy_bonus_alone_raises_the_entropy(policy, config, played):
+    nothing = [
+        dataclasses.replace(one, values=[np.zeros_like(own) for own in one.values])
+        for one in played
+    ]
+    settings = ("optimizer.learning_rate=0.001", "loss.epochs=4")
+    before = learner(policy, config).update(nothing, 1)["loss/entropy_nats"]
+    assert learner(policy, config, *settings).update(nothing, 1)["loss/gradient_norm"] == 0
+    learner(policy, config, *settings, "loss.entropy_coefficient=0.1").update(nothing, 1)
+    after = learner(policy, config).update(nothing, 1)["loss/entropy_nats"]
+    assert after > before + 1e-3  # of 7e-3 that it can rise
+
+
 def test_the_kl_is_to_the_policy_that_training_started_from(policy, config, played):
     own = learner(policy, config, "loss.kl=k3", "loss.max_kl=9", "optimizer.learning_rate=0.01")
     first = own.update(played, 1)

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -55,6 +56,13 @@ def test_a_method_that_says_nothing_of_its_groups_is_logged_all_the_same():
     metrics = measured(groups, [])
     assert metrics["credit/informative_groups_share"] == pytest.approx(1 / 3)
     assert metrics["train/failed_count"] == 1
+
+
+def test_a_failed_episode_is_neither_a_success_nor_a_failure_of_the_policy():
+    own = group(1.0, None)
+    won = dataclasses.replace(own.episodes[0], success=True)
+    metrics = measured([dataclasses.replace(own, episodes=[won, own.episodes[1]])], [])
+    assert metrics["train/success_share"] == 1.0 == metrics["train/outcome_share"]
 
 
 # (factual, twin, control, equal), two of each task

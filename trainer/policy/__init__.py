@@ -141,7 +141,7 @@ def token_logprobs(
         temperature: Logits are divided by it, as they were when the tokens were sampled.
 
     Returns:
-        Two tensors (R, L), zero where not wanted.
+        Two tensors (R, L) with their gradients, zero where not wanted.
     """
     logits_NV = token_logits(model, ids_RL, mask_RL, wanted_RL)
     all_NV = torch.log_softmax(logits_NV / temperature, dim=-1)
@@ -151,7 +151,7 @@ def token_logprobs(
     entropy_RL = torch.zeros(ids_RL.shape, dtype=torch.float32)
     return (
         logp_RL.masked_scatter(wanted_RL, chosen_N),
-        entropy_RL.masked_scatter(wanted_RL, entropy_N.detach()),
+        entropy_RL.masked_scatter(wanted_RL, entropy_N),
     )
 
 
