@@ -3,6 +3,7 @@
 import functools
 import inspect
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from trainer.noise.sources import Sampler
 from trainer.policy import Policy
 from trainer.rollout import Rollout
 from trainer.rollout.play import Limits
+from trainer.tasks import Environment
 from trainer.tasks import make as make_environment
 from trainer.tasks import names as task_names
 from twinstats.credit import METHODS, Budget, Method, make
@@ -42,30 +44,47 @@ def check(config: Config) -> None:
     make_method(config)
 
 
-def make_rollout(policy: Policy, config: Config, *, sampler: Sampler = sources.sample) -> Rollout:
+def make_rollout(
+    policy: Policy,
+    config: Config,
+    *,
+    sampler: Sampler = sources.sample,
+    environment: Callable[[], Environment] | None = None,
+    retokenise: bool = False,
+    shares_tools: bool = True,
+) -> Rollout:
     """The rollout of a policy with the engine that the configuration names.
+
+    Args:
+        policy: Model and tokenizer.
+        config: The run's.
+        sampler: What draws the tokens in `hf`.
+        environment: Makes the environment of one episode; null: that of the configuration's task.
+        retokenise: As in `Rollout`.
+        shares_tools: As in `Rollout`.
 
     Raises:
         UsageError: The strings that end a turn of the task are no tokens of the policy.
     """
-    environment = make_environment(config.task.name)
-    stop = policy.tokens_with(environment.stop)
+    environment = environment or (lambda: make_environment(config.task.name))
+    one = environment()
+    stop = policy.tokens_with(one.stop)
     engine = make_engine(policy, config, stop=stop, sampler=sampler)
-    setup = needs.Setup(
-        policy=policy, environment=lambda: make_environment(config.task.name), config=config
-    )
+    setup = needs.Setup(policy=policy, environment=environment, config=config)
     return Rollout(
         policy,
         engine,
-        setup.environment,
+        environment,
         seed=config.seed,
         temperature=config.rollout.temperature,
         limits=Limits(
             max_context=config.model.max_length - config.rollout.max_turn_tokens,
-            max_turns=environment.max_turns * config.task.parts,
+            max_turns=one.max_turns * config.task.parts,
             tool_seconds=config.rollout.tool_seconds,
         ),
         needs=functools.partial(needs.make, setup=setup),
+        retokenise=retokenise,
+        shares_tools=shares_tools,
     )
 
 

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from paper.figures import (
     complexity,
+    floor,
     gain,
     leaderboard,
     learning,
@@ -49,4 +50,5 @@ FIGURES: dict[str, FigureModule] = {
     "simulated_learning": simulated_learning,
     "twins": twins,
     "oracle": oracle,
+    "floor": floor,
 }

@@ -149,10 +149,31 @@ def _fork(rng, setting, outcomes, row, turn, kind, alternative, equal, kept):
     return [base | {"outcome": outcome, "factual": factual, "fork": other} for outcome in outcomes]
 
 
+def floor(outcomes=OUTCOMES, num_episodes=30):
+    """Rows of `oracle_floor` of two variants: all null twins are exact, or every other one is not.
+
+    Those that are not miss the factual's outcome by .5. Both have the same twins and controls.
+    """
+    own = [fork for fork in forks(("facts",), outcomes, num_episodes) if fork["kind"] != "maximal"]
+    return [fork | _replay(fork, variant) for variant in ("exact", "noisy") for fork in own]
+
+
+def _replay(fork, variant):
+    row = int(fork["episode"].removeprefix("0/"))
+    is_null = fork["kind"] == "null"
+    same = fork["first_differing"] is None and not (is_null and variant == "noisy" and row % 2)
+    gap = {"exact": 1e-6, "noisy": 0.02 * (1 + fork["turn"])}[variant]
+    told = {"variant": variant, "same_tokens": same, "reason": None}
+    if is_null:
+        told |= {"logprob_gap": gap, "fork": fork["factual"] - (0.0 if same else 0.5)}
+    return {"logprob_gap": None} | told
+
+
 def tables(settings=("facts", "text"), outcomes=OUTCOMES, num_episodes=30):
-    """All three tables by name."""
+    """All tables by name."""
     return {
         "oracle_points": points(settings, outcomes) + refused(settings, outcomes),
         "oracle_turns": turns(settings, outcomes),
         "oracle_forks": forks(settings, outcomes, num_episodes),
+        "oracle_floor": floor(outcomes, num_episodes),
     }

@@ -1,7 +1,9 @@
 """How much an oracle study plays, and of what: settings and the tasks of their batches."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from trainer.config import Config
 from trainer.oracle.methods import KNOBS
@@ -34,16 +36,12 @@ class OracleConfig:
     largest_knob: int = 9
 
     def __post_init__(self) -> None:
-        least = {"rollouts": 2, "group_size": 2}
-        for item in dataclasses.fields(self):
-            value, low = getattr(self, item.name), least.get(item.name, 1)
-            if value < low:
-                raise UsageError(f"`oracle.{item.name}` must be at least {low}, got {value}.")
-        for name, most in (("rollouts", MOST_ROLLOUTS), ("largest_knob", KNOBS[-1])):
-            if getattr(self, name) > most:
-                raise UsageError(
-                    f"`oracle.{name}` must be at most {most}, got {getattr(self, name)}."
-                )
+        _check_counts(
+            self,
+            "oracle",
+            least={"rollouts": 2, "group_size": 2},
+            most={"rollouts": MOST_ROLLOUTS, "largest_knob": KNOBS[-1]},
+        )
 
     @property
     def num_batches(self) -> int:
@@ -52,10 +50,61 @@ class OracleConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FloorConfig:
+    """How much a study of the replay's floor plays: `floor.NAME=VALUE`.
+
+    Attributes:
+        episodes: Episodes of each variant, at least: a whole number of batches is played.
+        twins: Twins of every turn, each with a control.
+        groups: Tasks of a batch, with one episode each: episodes are independent.
+
+    Raises:
+        UsageError: A number with which nothing can be measured; the field is named.
+    """
+
+    episodes: int = 40
+    twins: int = 4
+    groups: int = 8
+
+    def __post_init__(self) -> None:
+        _check_counts(self, "floor", most={"twins": MOST_ROLLOUTS})
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of each variant."""
+        return -(-self.episodes // self.groups)
+
+
+def _check_counts(
+    study: OracleConfig | FloorConfig,
+    name: str,
+    *,
+    least: Mapping[str, int] = MappingProxyType({}),
+    most: Mapping[str, int],
+) -> None:
+    """Refuses counts below `least` (1 where it has none) or above `most`."""
+    for item in dataclasses.fields(study):
+        value, low = getattr(study, item.name), least.get(item.name, 1)
+        if value < low:
+            raise UsageError(f"`{name}.{item.name}` must be at least {low}, got {value}.")
+        if value > most.get(item.name, value):
+            raise UsageError(
+                f"`{name}.{item.name}` must be at most {most[item.name]}, got {value}."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OracleStudy:
     """What `twice oracle` takes besides the configuration of a run: `oracle.NAME=VALUE`."""
 
     oracle: OracleConfig = field(default_factory=OracleConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FloorStudy:
+    """What `twice oracle --floor` takes in its place: `floor.NAME=VALUE`."""
+
+    floor: FloorConfig = field(default_factory=FloorConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +131,7 @@ def settings_of(config: Config) -> list[Setting]:
     ]
 
 
-def batch_tasks(setting: Setting, study: OracleConfig) -> list[list[Task]]:
+def batch_tasks(setting: Setting, study: OracleConfig | FloorConfig) -> list[list[Task]]:
     """The tasks of each batch, test questions in an order that depends on the seed alone.
 
     Raises:
@@ -94,8 +143,9 @@ def batch_tasks(setting: Setting, study: OracleConfig) -> list[list[Task]]:
     except ValueError as error:
         raise UsageError(f"`task.parts`: {error}") from error
     if count > len(rows):
+        name = "oracle" if isinstance(study, OracleConfig) else "floor"
         raise UsageError(
-            f"`oracle.episodes` must need at most {len(rows)} tasks, which is all there are of "
+            f"`{name}.episodes` must need at most {len(rows)} tasks, which is all there are of "
             f"{setting.name}, got {study.episodes} episodes of {count} tasks."
         )
     tasks = [Task(row.id, row.info) for row in rows[:count]]

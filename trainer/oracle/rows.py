@@ -122,7 +122,7 @@ def coupling_forks(episode: Episode, alternatives: int, coupling: str) -> list[F
 
 
 def fork_row(twin: Episode) -> Row:
-    """A row of `oracle_forks`: a fork that did not fail beside its factual.
+    """A row of `oracle_forks`: a fork beside its factual; null what a failed one does not tell.
 
     `first_differing` counts the tokens that the two tails have in common at their beginning, null
     where they are the same; `agree_turns` is the share of the factual's later turns that the fork
@@ -132,6 +132,7 @@ def fork_row(twin: Episode) -> Row:
     assert fork is not None
     factual, turn = fork.episode, fork.turn
     assert isinstance(fork.luck, Luck)
+    is_played = twin.outcome is not None
     return {
         "factual": factual.outcome,
         "fork": twin.outcome,
@@ -141,10 +142,10 @@ def fork_row(twin: Episode) -> Row:
         "tail_tokens": tail_tokens(factual, turn),
         "kind": _kind(fork),
         "alternative": fork.alternative,
-        "equal": is_equal_decision(twin),
+        "equal": is_equal_decision(twin) if is_played else None,
         "tokens": twin.sampled,
-        "first_differing": _first_differing(factual, twin, turn),
-        "agree_turns": _agree_turns(factual, twin, turn),
+        "first_differing": _first_differing(factual, twin, turn) if is_played else None,
+        "agree_turns": _agree_turns(factual, twin, turn) if is_played else None,
         "luck": fork.luck.value,
     }
 

@@ -72,7 +72,8 @@ def oracle(
     settings = settings_of(config)
     tasks = [batch_tasks(setting, study) for setting in settings]  # before anything is written
     total = len(settings) * study.num_batches
-    run = _run(config, out, study=study, source=source, started=started, resume=resume)
+    whole = asdict(config) | {"oracle": asdict(study), "policy": dict(source)}
+    run = open_run(out, whole, started=started, resume=resume)
     done = num_finished(run, total)
     run.rewind(done - 1)
     rollouts = functools.cache(lambda number: make_rollout(policy, settings[number].config))
@@ -88,27 +89,26 @@ def oracle(
     return rows
 
 
-def _run(
-    config: Config,
-    out: Path,
-    *,
-    study: OracleConfig,
-    source: Mapping[str, Any],
-    started: Callable[[], str],
-    resume: bool,
+def open_run(
+    out: Path, configuration: Mapping[str, Any], *, started: Callable[[], str], resume: bool
 ) -> Run:
-    whole = asdict(config) | {"oracle": asdict(study), "policy": dict(source)}
+    """The run folder of a study: a new one, or with `resume` one to go on with.
+
+    Raises:
+        UsageError: The folder exists, or was made with another configuration.
+    """
     if resume:
-        return reopen_run(out, whole)
+        return reopen_run(out, configuration)
+    seed = configuration["seed"]
     return create_run(
-        out, command="twice oracle", configuration=whole, seed=config.seed, started=started()
+        out, command="twice oracle", configuration=configuration, seed=seed, started=started()
     )
 
 
-def num_finished(run: Run, total: int) -> int:
-    """How many batches from the first on are finished: `oracle_points` is written last."""
-    written = set(parts(run.path, "oracle_points"))
-    return next((s for s in range(total) if run.part("oracle_points", s) not in written), total)
+def num_finished(run: Run, total: int, table: str = "oracle_points") -> int:
+    """How many batches from the first on are finished: `table` is written last."""
+    written = set(parts(run.path, table))
+    return next((s for s in range(total) if run.part(table, s) not in written), total)
 
 
 class _Stage:
