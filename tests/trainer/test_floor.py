@@ -7,7 +7,7 @@ import pytest
 import torch
 from polars.testing import assert_frame_equal
 
-from trainer import commands
+from trainer.commands import oracle as commands
 from trainer.config import changed
 from trainer.oracle import floor as module
 from trainer.oracle.config import FloorConfig, batch_tasks, settings_of

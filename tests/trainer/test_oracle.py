@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from trainer import commands
+from trainer.commands import oracle as commands
 from trainer.config import changed
 from trainer.oracle.config import OracleConfig, batch_tasks, settings_of
 from trainer.oracle.methods import ENTRANTS, knobs

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from trainer import commands
+from trainer.commands import shared, train
 from trainer.config import changed
 from trainer.policy import Policy, build_model
 from trainer.retrofit import logged_task
@@ -32,8 +32,8 @@ def made(tmp_path_factory, tokenizer, config):
     policy = Policy(build_model(config.model, seed=0), tokenizer)
     out = tmp_path_factory.mktemp("trained") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(commands, "warmed", lambda given: policy)
-        patch.setattr(commands, "recipe", lambda name: config)
+        patch.setattr(train, "warmed", lambda given: policy)
+        patch.setattr(train, "recipe", lambda name: config)
         assert called("train", "demo", "--out", out, "--set", "length.steps=1") == 0
     return out, policy
 
@@ -46,7 +46,7 @@ def policy(made):
 @pytest.fixture
 def trained(made, monkeypatch, parity):
     """The folder of a run, whose policy needs no warm-up."""
-    monkeypatch.setattr(commands, "warmed", lambda given: made[1])
+    monkeypatch.setattr(shared, "warmed", lambda given: made[1])
     return made[0]
 
 
@@ -208,7 +208,7 @@ GOOD = '{"task": "TASK", "turns": [[5, 6]]}'
 def test_wrong_usage_is_refused_before_any_work(
     retrofit, trained, monkeypatch, config, tmp_path, capsys
 ):
-    monkeypatch.setattr(commands, "warmed", lambda config: pytest.fail("a warm-up was started"))
+    monkeypatch.setattr(shared, "warmed", lambda config: pytest.fail("a warm-up was started"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("")
     good = GOOD.replace("TASK", train_tasks(config, 1)[0].id)

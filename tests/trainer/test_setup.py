@@ -5,7 +5,8 @@ from dataclasses import asdict
 
 import pytest
 
-from trainer import commands
+from trainer.commands import shared
+from trainer.commands import train as commands
 from trainer.config import changed
 from trainer.policy import Policy, build_tokenizer
 from trainer.rollout import Rollout
@@ -163,7 +164,8 @@ def test_evaluate_refuses_what_is_no_training_run(twice, tmp_path, config):
 
 
 def test_train_and_evaluate_work_together(monkeypatch, capsys, tmp_path, policy, config, parity):
-    monkeypatch.setattr(commands, "warmed", lambda given: policy)
+    for module in (commands, shared):
+        monkeypatch.setattr(module, "warmed", lambda given: policy)
     monkeypatch.setattr(commands, "recipe", lambda name: config)
     out = tmp_path / "run"
     settings = ["--set", "length.steps=1", "--set", "credit.method=twice"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainer import commands
+from trainer.commands import shared as commands
 from trainer.config import ModelConfig, changed
 from trainer.policy import Policy, build_model, build_tokenizer, gguf, load_policy, pretrained
 from trainer.policy.pretrained import PACKAGED, Packaged, pretrained_policy

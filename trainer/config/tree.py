@@ -1,20 +1,16 @@
-"""The configuration of a run: one frozen tree, and changes to it by `path=value`.
+"""The configuration of a run: one frozen tree.
 
 A field exists only if a second value is in use. Leaves out where the defaults come from: recipes.
 """
 
-import dataclasses
 import functools
 import math
-import types
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from twinstats.errors import UsageError, unknown
-
-_Tree = TypeVar("_Tree")
+from trainer.config.paths import paths
+from twinstats.errors import UsageError
 
 KlKind = Literal["k1", "k2", "k3"]
 
@@ -40,6 +36,10 @@ _LEAST: dict[str, float] = {
     "warmup.rows": 1,
     "warmup.row_tokens": 2,
     "warmup.warmup_steps": 1,
+    "optimizer.warmup_steps": 0,
+    "lora.rank": 0,
+    "learner.chunk_tokens": 1,
+    "evaluation.samples": 1,
     "task.parts": 1,
     "rollout.groups": 1,
     "rollout.group_size": 1,
@@ -67,9 +67,10 @@ _POSITIVE = (
     "loss.importance_cap",
     "loss.max_kl",
     "warmup.decay_share",
+    "lora.alpha",
     "optimizer.max_gradient_norm",
 )
-_FREE = ("credit.options",)  # under them any name goes; what reads them refuses wrong ones
+FREE = ("credit.options",)  # under them any name goes; what reads them refuses wrong ones
 _SHARES = (
     "warmup.four_part_share",
     "warmup.decay_share",
@@ -119,10 +120,20 @@ class WarmupConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskConfig:
-    """What is played."""
+    """What is played.
+
+    `data` is a file of questions or chats, for tasks that read one, and `retriever` the address
+    that searches for them (none: an index over the file `corpus`). `format` is how a tool is called
+    in a task that has several ways.
+    """
 
     name: str = "facts"
     parts: int = 4
+    data: str = ""
+    test_data: str = ""
+    corpus: str = ""
+    retriever: str = ""
+    format: Literal["tags", "hermes"] = "tags"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,10 +234,35 @@ class LossConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters on all linear layers in place of the weights themselves; rank 0: none."""
+
+    rank: int = 0
+    alpha: float = 32.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerConfig:
+    """How an update is computed: what it costs, never what it is (but for rounding).
+
+    `precision` is that of matrix products; weights and sums stay in float32. Logits exist for
+    `chunk_tokens` tokens at a time (none: for all of a micro-batch). With several processes,
+    `sharding` says whether each holds the whole model or a part of it.
+    """
+
+    precision: Literal["float32", "bfloat16"] = "float32"
+    gradient_checkpointing: bool = False
+    chunk_tokens: int | None = None
+    sharding: Literal["ddp", "fsdp2"] = "ddp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW."""
+    """AdamW. The rate goes up over `warmup_steps` and then, by `schedule`, down to 0 at the end."""
 
     learning_rate: float = 3e-5
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = 0
     weight_decay: float = 0.0
     max_gradient_norm: float = 1.0
 
@@ -241,15 +277,19 @@ class LengthConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationConfig:
-    """Evaluation on test questions, before and after and every `every` steps (0: never between)."""
+    """Evaluation on test questions, before and after and every `every` steps (0: never between).
+
+    Each is answered greedily once and `samples` times sampled, for pass@k.
+    """
 
     questions: int = 500
     every: int = 0
+    samples: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
-    """A checkpoint every `every` steps and at the end; the last `keep` stay."""
+    """A checkpoint every `every` steps and at the end; the last `keep` stay, and the best."""
 
     every: int = 20
     keep: int = 2
@@ -257,14 +297,22 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """How much text is logged: the factuals of `text_rows` rows a step, with their forks."""
+    """What is logged besides the tables, and where metrics are shown.
+
+    Text is logged of the factuals of `text_rows` rows a step, with their forks. `tracker` sends
+    metrics to a service besides.
+    """
 
     text_rows: int = 1
+    tensorboard: bool = True
+    tracker: Literal["none", "wandb", "trackio"] = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """The whole of a training run.
+
+    `reward` is a function, package.module:name, that scores episodes in place of the task.
 
     Raises:
         UsageError: A number with which no run is possible; the field is named.
@@ -272,6 +320,7 @@ class Config:
 
     recipe: str
     seed: int = 0
+    reward: str = ""
     model: ModelConfig = field(default_factory=ModelConfig)
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
@@ -280,6 +329,8 @@ class Config:
     needs: NeedsConfig = field(default_factory=NeedsConfig)
     credit: CreditConfig = field(default_factory=CreditConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     length: LengthConfig = field(default_factory=LengthConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -303,111 +354,7 @@ class Config:
             raise UsageError(f"`needs.judge` must be policy or an http address, got {judge!r}.")
 
 
-def changed(config: _Tree, assignments: Sequence[str]) -> _Tree:
-    """The configuration with each `path=value` set; a value is parsed by its field's type.
-
-    Raises:
-        UsageError: Not of that form, an unknown path (the nearest is named), or a value that the
-            field's type does not allow.
-    """
-    for assignment in assignments:
-        path, equals, text = assignment.partition("=")
-        if not equals:
-            raise UsageError(f"`--set` takes path=value, got {assignment!r}.")
-        config = _with(config, path.strip(), path.strip().split("."), text, paths(config))
-    return config
-
-
-def paths(tree: Any, prefix: str = "") -> list[str]:
-    """The dotted paths of all leaves of a configuration."""
-    found = []
-    for item in dataclasses.fields(tree):
-        value = getattr(tree, item.name)
-        name = f"{prefix}{item.name}"
-        found += paths(value, f"{name}.") if dataclasses.is_dataclass(value) else [name]
-    return found
-
-
-def _with(tree: Any, path: str, names: list[str], text: str, known: list[str]) -> Any:
-    holder = path.rsplit(".", 1)[0]
-    if path == "recipe" or path not in known and holder not in _FREE:
-        raise unknown("configuration key", path, [name for name in known if name != "recipe"])
-    name, rest = names[0], names[1:]
-    if isinstance(getattr(tree, name), Mapping):
-        own = {**getattr(tree, name), rest[0]: text} if rest else _emptied(path, text)
-        return dataclasses.replace(tree, **{name: own})
-    if rest:
-        return dataclasses.replace(
-            tree, **{name: _with(getattr(tree, name), path, rest, text, known)}
-        )
-    hint = typing.get_type_hints(type(tree))[name]
-    return dataclasses.replace(tree, **{name: parse(hint, text, path)})
-
-
-def _emptied(path: str, text: str) -> dict[str, str]:
-    if text.lower() not in ("none", "null"):
-        raise UsageError(f"`{path}` takes {path}.NAME=VALUE, or none, got {text!r}.")
-    return {}
-
-
 def _check_texts(path: str, values: Any) -> None:
     is_mapping = isinstance(values, Mapping)
     if not is_mapping or not all(isinstance(value, str) for value in values.values()):
         raise UsageError(f"`{path}` must hold texts by name, got {values!r}.")
-
-
-def parse(hint: Any, text: str, path: str) -> Any:
-    """Text as a value of a field's type.
-
-    Raises:
-        UsageError: The text is no value of that type; the message names the path.
-    """
-    if typing.get_origin(hint) is Literal:
-        if text in typing.get_args(hint):
-            return text
-        raise unknown(f"value of {path}", text, typing.get_args(hint))
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        if text.lower() in ("none", "null"):
-            return None
-        inner = next(part for part in typing.get_args(hint) if part is not type(None))
-        return parse(inner, text, path)
-    if hint is bool:
-        return _flag(text, path)
-    try:
-        return hint(text)
-    except ValueError as error:
-        raise UsageError(f"`{path}` must be {hint.__name__}, got {text!r}.") from error
-
-
-def _flag(text: str, path: str) -> bool:
-    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-    if text.lower() not in words:
-        raise UsageError(f"`{path}` must be true or false, got {text!r}.")
-    return words[text.lower()]
-
-
-def from_dict(values: dict[str, Any]) -> Config:
-    """The configuration that `dataclasses.asdict` gave these values.
-
-    Raises:
-        UsageError: A field that this version does not have, or no recipe: no training run.
-    """
-    if "recipe" not in values:
-        raise UsageError("The configuration names no recipe: it is not that of a training run.")
-    config: Config = _built(Config, values)
-    return config
-
-
-def _built(kind: Any, values: dict[str, Any]) -> Any:
-    if not isinstance(values, dict):
-        raise UsageError(f"The configuration must hold fields of {kind.__name__}, got {values!r}.")
-    hints = typing.get_type_hints(kind)
-    for name in values:
-        if name not in hints:
-            raise unknown("configuration key", name, hints)
-    return kind(
-        **{
-            name: _built(hints[name], value) if dataclasses.is_dataclass(hints[name]) else value
-            for name, value in values.items()
-        }
-    )

@@ -1,0 +1,107 @@
+"""Changes to a configuration by `path=value`, and a configuration out of a dictionary."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+from trainer.config.paths import paths
+from trainer.config.tree import FREE, Config
+from twinstats.errors import UsageError, unknown
+
+_Tree = TypeVar("_Tree")
+
+
+def changed(config: _Tree, assignments: Sequence[str]) -> _Tree:
+    """The configuration with each `path=value` set; a value is parsed by its field's type.
+
+    Raises:
+        UsageError: Not of that form, an unknown path (the nearest is named), or a value that the
+            field's type does not allow.
+    """
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals:
+            raise UsageError(f"`--set` takes path=value, got {assignment!r}.")
+        config = _with(config, path.strip(), path.strip().split("."), text, paths(config))
+    return config
+
+
+def _with(tree: Any, path: str, names: list[str], text: str, known: list[str]) -> Any:
+    holder = path.rsplit(".", 1)[0]
+    if path == "recipe" or path not in known and holder not in FREE:
+        raise unknown("configuration key", path, [name for name in known if name != "recipe"])
+    name, rest = names[0], names[1:]
+    if isinstance(getattr(tree, name), Mapping):
+        own = {**getattr(tree, name), rest[0]: text} if rest else _emptied(path, text)
+        return dataclasses.replace(tree, **{name: own})
+    if rest:
+        return dataclasses.replace(
+            tree, **{name: _with(getattr(tree, name), path, rest, text, known)}
+        )
+    hint = typing.get_type_hints(type(tree))[name]
+    return dataclasses.replace(tree, **{name: parse(hint, text, path)})
+
+
+def _emptied(path: str, text: str) -> dict[str, str]:
+    if text.lower() not in ("none", "null"):
+        raise UsageError(f"`{path}` takes {path}.NAME=VALUE, or none, got {text!r}.")
+    return {}
+
+
+def parse(hint: Any, text: str, path: str) -> Any:
+    """Text as a value of a field's type.
+
+    Raises:
+        UsageError: The text is no value of that type; the message names the path.
+    """
+    if typing.get_origin(hint) is Literal:
+        if text in typing.get_args(hint):
+            return text
+        raise unknown(f"value of {path}", text, typing.get_args(hint))
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        if text.lower() in ("none", "null"):
+            return None
+        inner = next(part for part in typing.get_args(hint) if part is not type(None))
+        return parse(inner, text, path)
+    if hint is bool:
+        return _flag(text, path)
+    try:
+        return hint(text)
+    except ValueError as error:
+        raise UsageError(f"`{path}` must be {hint.__name__}, got {text!r}.") from error
+
+
+def _flag(text: str, path: str) -> bool:
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if text.lower() not in words:
+        raise UsageError(f"`{path}` must be true or false, got {text!r}.")
+    return words[text.lower()]
+
+
+def from_dict(values: dict[str, Any]) -> Config:
+    """The configuration that `dataclasses.asdict` gave these values.
+
+    Raises:
+        UsageError: A field that this version does not have, or no recipe: no training run.
+    """
+    if "recipe" not in values:
+        raise UsageError("The configuration names no recipe: it is not that of a training run.")
+    config: Config = _built(Config, values)
+    return config
+
+
+def _built(kind: Any, values: dict[str, Any]) -> Any:
+    if not isinstance(values, dict):
+        raise UsageError(f"The configuration must hold fields of {kind.__name__}, got {values!r}.")
+    hints = typing.get_type_hints(kind)
+    for name in values:
+        if name not in hints:
+            raise unknown("configuration key", name, hints)
+    return kind(
+        **{
+            name: _built(hints[name], value) if dataclasses.is_dataclass(hints[name]) else value
+            for name, value in values.items()
+        }
+    )
