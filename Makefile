@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: setup smollm demo test test-slow test-vllm check bench clean
+.PHONY: setup smollm demo results test test-slow test-vllm check bench clean
 
 setup: .venv/ready
 
@@ -18,6 +18,12 @@ smollm: setup
 
 demo: setup
 	$(BIN)/twice demo
+
+# The runs behind docs/results.md, about an hour on two cores; called again it goes on.
+results: setup
+	$(BIN)/twice results --out runs/results
+	rm -rf runs/results-figures
+	$(BIN)/twice figures runs/results --out runs/results-figures
 
 check: setup
 	$(BIN)/ruff check .

@@ -37,7 +37,7 @@ def test_images_are_there():
     for page in DOCS.glob("*.md"):
         images = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
         assert all((DOCS / image).exists() for image in images), page
-        assert images or page.name in ("benchmarks.md", "retrofit.md", "vllm.md")
+        assert images or page.name in ("benchmarks.md", "cluster.md", "retrofit.md", "vllm.md")
 
 
 def test_table_of_the_second_law():

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,22 @@ from twinstats.errors import UsageError
 from twinstats.records import sync, write_json
 
 MANIFEST = "manifest.json"
-_FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+_STATE = "state.json"
+_FILES = ("model.safetensors", "optimizer.safetensors", _STATE)
 _NEEDS = "needs.safetensors"  # only where a need was learned
 
 
 class CorruptCheckpointError(ValueError):
     """A checkpoint whose files are not what its manifest says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The newest checkpoint that is whole, and newer ones that are damaged."""
+
+    path: Path
+    checkpoint: "Checkpoint"
+    damaged: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +57,16 @@ class Checkpoint:
     needs: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
-    """Writes a checkpoint under a temporary name and renames it; then removes all but `keep`.
+def save_checkpoint(
+    folder: Path, checkpoint: Checkpoint, *, keep: int, best: int | None = None
+) -> Path:
+    """Writes a checkpoint under a temporary name and renames it; then removes old ones.
+
+    Args:
+        folder: Of all checkpoints of a run.
+        checkpoint: The new one.
+        keep: How many of the last ones stay.
+        best: The step of one that stays besides.
 
     Raises:
         ValueError: `keep` below 1.
@@ -56,7 +75,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
     if keep < 1:
         raise ValueError(f"`keep` must be at least 1, got {keep}.")
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"step-{checkpoint.step:08d}"
+    target = folder / _name(checkpoint.step)
     temporary = folder / f".{target.name}.{os.getpid()}"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -68,8 +87,10 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
     sync(folder)
+    stays = None if best is None else folder / _name(best)
     for old in checkpoints(folder)[:-keep]:
-        shutil.rmtree(old)
+        if old != stays:
+            shutil.rmtree(old)
     for left in folder.glob(".step-*"):
         shutil.rmtree(left)
     return target
@@ -83,10 +104,14 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
     save_file(checkpoint.optimizer, folder / "optimizer.safetensors")
     if checkpoint.needs:
         save_file(checkpoint.needs, folder / _NEEDS)
-    write_json(folder / "state.json", {"step": checkpoint.step, "state": checkpoint.state})
+    write_json(folder / _STATE, {"step": checkpoint.step, "state": checkpoint.state})
     write_json(folder / MANIFEST, _digests(folder))
     for path in (*folder.iterdir(), folder):
         sync(path)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -100,16 +125,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises:
         CorruptCheckpointError: A file is missing, is not what the manifest says, or holds none.
     """
-    try:
-        manifest = dict(json.loads((path / MANIFEST).read_text(encoding="utf-8")))
-    except (OSError, TypeError, ValueError, RecursionError) as error:
-        raise CorruptCheckpointError(f"{path} has no readable {MANIFEST}: {error}.") from error
-    actual = _digests(path)
+    manifest, actual = _manifest(path), _digests(path)
     for name in sorted({*_FILES, *manifest, *actual}):
-        if name not in actual or actual[name] != manifest.get(name):
-            raise CorruptCheckpointError(f"{path / name} is missing or damaged.")
+        _check(path / name, manifest, actual)
+    description = load_state(path)
     try:
-        description = json.loads((path / "state.json").read_text(encoding="utf-8"))
         return Checkpoint(
             description["step"],
             load_file(path / "model.safetensors"),
@@ -117,8 +137,35 @@ def load_checkpoint(path: Path) -> Checkpoint:
             description["state"],
             load_file(path / _NEEDS) if _NEEDS in manifest else {},
         )
-    except (KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
+    except SafetensorError as error:
         raise CorruptCheckpointError(f"{path} holds no checkpoint: {error}.") from error
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """What a checkpoint holds besides tensors: `step` and `state`.
+
+    Raises:
+        CorruptCheckpointError: It is missing, is not what the manifest says, or holds none.
+    """
+    _check(path / _STATE, _manifest(path), _digests(path, [_STATE]))
+    try:
+        description = json.loads((path / _STATE).read_text(encoding="utf-8"))
+        return {"step": int(description["step"]), "state": dict(description["state"])}
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise CorruptCheckpointError(f"{path} holds no checkpoint: {error}.") from error
+
+
+def _manifest(path: Path) -> dict[str, str]:
+    try:
+        return dict(json.loads((path / MANIFEST).read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError, RecursionError) as error:
+        raise CorruptCheckpointError(f"{path} has no readable {MANIFEST}: {error}.") from error
+
+
+def _check(file: Path, manifest: dict[str, str], actual: dict[str, str]) -> None:
+    """Refuses a file that is not what the manifest says."""
+    if file.name not in actual or actual[file.name] != manifest.get(file.name):
+        raise CorruptCheckpointError(f"{file} is missing or damaged.")
 
 
 def newest(folder: Path, step: int | None = None) -> Path | None:
@@ -131,10 +178,62 @@ def newest(folder: Path, step: int | None = None) -> Path | None:
     if step is None:
         return found[-1] if found else None
     for path in found:
-        if path.name == f"step-{step:08d}":
+        if path.name == _name(step):
             return path
     have = ", ".join(str(int(path.name.removeprefix("step-"))) for path in found) or "none"
     raise UsageError(f"{folder} has no checkpoint of step {step}; it has: {have}.")
+
+
+def named(folder: Path, which: str | None) -> Path | None:
+    """The checkpoint of a step, the newest (null), or the `best`; null when there is none at all.
+
+    Raises:
+        UsageError: It is not there, or the word is neither a step nor best.
+        CorruptCheckpointError: The newest checkpoint, which tells the best, is damaged.
+    """
+    last = newest(folder)
+    if which is None or last is None:
+        return last
+    if which == "best":
+        best = load_state(last)["state"].get("best")
+        if best is None:
+            raise UsageError(f"{folder} has no best checkpoint: nothing was evaluated.")
+        return newest(folder, best["step"])
+    if not which.isascii() or not which.isdigit():
+        raise UsageError(f"`--checkpoint` takes a step or best, got {which!r}.")
+    return newest(folder, int(which))
+
+
+def whole_checkpoint(folder: Path, *, fallback: bool = False) -> Whole | None:
+    """The newest checkpoint, or with `fallback` the newest whole one; null when there is none.
+
+    Raises:
+        CorruptCheckpointError: The newest is damaged, or with `fallback` all are.
+    """
+    damaged: list[Path] = []
+    for path in reversed(checkpoints(folder)):
+        try:
+            return Whole(path, load_checkpoint(path), tuple(damaged))
+        except CorruptCheckpointError as error:
+            if not fallback:
+                raise CorruptCheckpointError(
+                    f"{error} `--fallback` goes on from the newest whole checkpoint before it."
+                ) from error
+            damaged.append(path)
+    if damaged:
+        raise CorruptCheckpointError(f"All {len(damaged)} checkpoints in {folder} are damaged.")
+    return None
+
+
+def set_aside(path: Path) -> Path:
+    """Renames a damaged checkpoint, so that it is none any more; returns where it is now."""
+    target, count = path.with_name(f"damaged-{path.name}"), 1
+    while target.exists():
+        count += 1
+        target = path.with_name(f"damaged-{path.name}-{count}")
+    path.rename(target)
+    sync(path.parent)
+    return target
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -157,9 +256,12 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch
     optimizer.load_state_dict({"state": state, "param_groups": full["param_groups"]})
 
 
-def _digests(folder: Path) -> dict[str, str]:
-    return {
-        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(folder.iterdir())
-        if file.name in (*_FILES, _NEEDS)
-    }
+def _digests(folder: Path, names: Iterable[str] = (*_FILES, _NEEDS)) -> dict[str, str]:
+    """The checksum of each of these files that is there."""
+    files = [folder / name for name in sorted(names)]
+    return {one.name: _digest(one) for one in files if one.is_file()}
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

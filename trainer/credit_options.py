@@ -5,6 +5,7 @@ so that what it refuses is refused before a rollout is paid for. Leaves out the 
 field of their own in `CreditConfig`: those are set there and nowhere else.
 """
 
+import dataclasses
 import inspect
 import math
 import types
@@ -15,9 +16,11 @@ from typing import Any, Literal
 import numpy as np
 
 from trainer.config import parse
-from twinstats.credit import METHODS, make
+from twinstats.credit import METHODS, Budget, make
 from twinstats.episodes import Episode, Group, Task, Turn
 from twinstats.errors import UsageError, unknown
+
+_FEW = 8
 
 FIELDS = ("twins", "budget", "rollouts")
 """Options that `CreditConfig` has a field for."""
@@ -47,14 +50,22 @@ def read(method: str, given: Mapping[str, str]) -> dict[str, Any]:
 def try_out(method: str, options: Mapping[str, Any]) -> None:
     """Tries a method with its options on a made-up group, and refuses what it refuses.
 
-    A method that refuses this group with its defaults as well says nothing of the options.
+    Of numbers of forks only a few are tried: what a method says of 8 it says of more. A method that
+    refuses this group with its defaults as well says nothing of the options.
 
     Raises:
         UsageError: The method's own sentence.
     """
-    reason = _refusal(method, options)
+    reason = _refusal(method, {name: _small(value) for name, value in options.items()})
     if reason is not None and _refusal(method, {}) is None:
         raise UsageError(f"Method {method!r} refuses its options: {reason}")
+
+
+def _small(value: Any) -> Any:
+    """A number of forks, or what they may cost, cut down to a few."""
+    if isinstance(value, Budget):
+        return dataclasses.replace(value, ratio=min(value.ratio, float(_FEW)))
+    return min(value, _FEW) if type(value) is int else value
 
 
 def _is_text(hint: Any) -> bool:

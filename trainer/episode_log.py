@@ -13,7 +13,7 @@ Leaves out playing them (`adoption`).
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,8 +87,8 @@ def read_episodes(path: Path, task: Callable[[str], Task], vocabulary: int) -> l
         if line.strip():
             place = f"{path}:{number}"
             try:
-                found.append(_episode(_object(line), task, place))
-                _refuse_unknown_ids(found[-1], vocabulary)
+                found.append(_episode(json_object(line), task, place))
+                refuse_unknown_ids(found[-1], vocabulary)
             except ValueError as error:
                 raise UsageError(f"{place}: {error!s:.{_SHOWN}}") from error
     if not found:
@@ -96,17 +96,51 @@ def read_episodes(path: Path, task: Callable[[str], Task], vocabulary: int) -> l
     return found
 
 
-def _object(line: str) -> dict[str, Any]:
+def json_object(line: str) -> dict[str, Any]:
+    """A line of JSON lines.
+
+    Raises:
+        ValueError: It is no JSON object, or has a key twice.
+    """
     try:
         row = json.loads(line, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"A line must be a JSON object, but {error}.") from error
     if not isinstance(row, dict):
         raise ValueError(f"A line must be a JSON object, got {type(row).__name__}.")
-    for name in row:
-        if name not in _KEYS:
-            raise unknown("key of an episode", name, _KEYS)
     return row
+
+
+def turns_of(row: Mapping[str, Any], task: Task, place: str) -> LoggedEpisode:
+    """The episode in a line's `turns` and `observations`.
+
+    Raises:
+        ValueError: They are not of the form above.
+    """
+    turns, observations = row.get("turns"), row.get("observations")
+    if not isinstance(turns, list) or not all(isinstance(turn, (list, str)) for turn in turns):
+        raise ValueError("`turns` must be a list of texts or of lists of token ids.")
+    shown = [] if observations is None else observations
+    if not isinstance(shown, list) or not all(one is None or isinstance(one, str) for one in shown):
+        raise ValueError("`observations` must be a list of texts or nulls.")
+    return LoggedEpisode(
+        task=task,
+        turns=tuple(turn if isinstance(turn, str) else tuple(turn) for turn in turns),
+        observations=tuple(shown),
+        place=place,
+    )
+
+
+def refuse_unknown_ids(logged: LoggedEpisode, vocabulary: int) -> None:
+    """Does nothing if all token ids are below `vocabulary`.
+
+    Raises:
+        ValueError: One is not.
+    """
+    ids = (token for turn in logged.turns if not isinstance(turn, str) for token in turn)
+    largest = max(ids, default=0)
+    if largest >= vocabulary:
+        raise ValueError(f"`turns` must hold token ids below {vocabulary}, got {largest}.")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -119,27 +153,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _episode(row: dict[str, Any], task: Callable[[str], Task], place: str) -> LoggedEpisode:
+    for name in row:
+        if name not in _KEYS:
+            raise unknown("key of an episode", name, _KEYS)
     if not isinstance(row.get("task"), str):
         raise ValueError(f"`task` must be the id of a task, as text, got {row.get('task')!r}.")
-    turns, observations = row.get("turns"), row.get("observations")
-    if not isinstance(turns, list) or not all(isinstance(turn, (list, str)) for turn in turns):
-        raise ValueError("`turns` must be a list of texts or of lists of token ids.")
-    shown = [] if observations is None else observations
-    if not isinstance(shown, list) or not all(one is None or isinstance(one, str) for one in shown):
-        raise ValueError("`observations` must be a list of texts or nulls.")
-    return LoggedEpisode(
-        task=task(row["task"]),
-        turns=tuple(turn if isinstance(turn, str) else tuple(turn) for turn in turns),
-        observations=tuple(shown),
-        place=place,
-    )
-
-
-def _refuse_unknown_ids(logged: LoggedEpisode, vocabulary: int) -> None:
-    ids = (token for turn in logged.turns if not isinstance(turn, str) for token in turn)
-    largest = max(ids, default=0)
-    if largest >= vocabulary:
-        raise ValueError(f"`turns` must hold token ids below {vocabulary}, got {largest}.")
+    return turns_of(row, task(row["task"]), place)
 
 
 def _check_text(name: str, text: str) -> None:

@@ -1,8 +1,10 @@
 """The updates of a step: from credit to new weights, and what they tell about themselves.
 
-Leaves out the loss itself (`loss`) and when steps are taken (`train`).
+Leaves out the loss itself (`loss`), what updates are summed up to (`update_sums`) and when steps
+are taken (`train`).
 """
 
+import contextlib
 import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,62 +13,138 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trainer.config import Config, LossConfig
-from trainer.loss import Batch, Logprobs, Loss, action_spans, make_batch, policy_loss
-from trainer.policy import Policy, token_logprobs
-from trainer.policy.passes import actions, by_turn, logprobs
-from twinstats.episodes import Credit, Episode
+from trainer.distributed.processes import ALONE, Message, Processes
+from trainer.distributed.shares import Given, assembled
+from trainer.distributed.together import add_up, bring_together, deal
+from trainer.distributed.weights import logprobs_of, sum_gradients, whole
+from trainer.loss import Batch, Logprobs, make_batch, policy_loss, turn_sums
+from trainer.optimizer import learning_rate, trained_parameters
+from trainer.policy import Policy
+from trainer.policy.lora import adapters_off, has_adapters
+from trainer.policy.tokens import action_spans
+from trainer.update_sums import UpdateSums
+from twinstats.credit.registry import Ratios
+from twinstats.episodes import Credit
 from twinstats.noise import generator
+
+# R rows, L positions, T turns
+
+
+class GradientError(RuntimeError):
+    """A gradient that is not finite; the update was not made."""
 
 
 @dataclass(slots=True)
 class Learner:
     """What a run's updates carry from step to step.
 
+    `learner.precision=bfloat16` computes matrix products in bfloat16 (torch.autocast), about three
+    significant digits, half the memory of activations. The engine keeps its own precision, so the
+    policy that sampled is not quite the one that is updated: engine/logprob_gap_nats tells how far
+    apart they are over a turn (tiny random model, turns of 5 tokens: 1e-3 instead of 5e-7), and
+    `loss.importance_cap` can weigh it out.
+
     Attributes:
         policy: What is trained.
-        optimizer: Over its parameters.
+        optimizer: Over its trained parameters.
         config: The run's.
-        reference: The policy that training started from; null where no KL to it is asked for.
+        reference: The policy that training started from; null where no KL to it is asked for, and
+            with adapters, whose base model it is.
+        processes: Those that compute together; this one's learner has a share of each update.
+        parts: The model that is trained where each process holds a part of it; null: the policy's.
     """
 
     policy: Policy
     optimizer: torch.optim.Optimizer
     config: Config
     reference: PreTrainedModel | None = field(default=None)
+    processes: Processes = ALONE
+    parts: PreTrainedModel | None = field(default=None)
 
     @classmethod
     def of(cls, policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> "Learner":
         """A learner of a policy that has not been trained yet: the reference is what it is now."""
-        reference = frozen(policy.model) if needs_reference(config.loss) else None
-        return cls(policy, optimizer, config, reference)
+        return cls(policy, optimizer, config, reference_of(policy, config.loss))
 
-    def update(self, credits: Sequence[Credit], step: int) -> dict[str, float]:
+    @property
+    def model(self) -> PreTrainedModel:
+        """What is trained: the policy's model, or its parts."""
+        return self.policy.model if self.parts is None else self.parts
+
+    def update(
+        self, credits: Sequence[Credit], step: int, *, total_tokens: int = 0
+    ) -> dict[str, float]:
         """Takes the updates of a step and returns metrics by name.
 
-        Without any credit nothing is updated, and the loss is NaN (logged as null).
+        Without any credit nothing is updated, and what updates tell is NaN (logged as null).
+
+        Args:
+            credits: The step's credit.
+            step: From 1.
+            total_tokens: Tokens sampled in the steps before; schedules may go by them.
 
         Raises:
-            RuntimeError: A gradient is not finite; that update and later ones are not made.
+            GradientError: A gradient is not finite; that update and later ones are not made.
+            ValueError: `loss.importance_cap` is set and the engine told no log-probability.
         """
         loss = self.config.loss
+        rate = learning_rate(self.config, step=step, total_tokens=total_tokens)
         kept, dropped = filtered(credits, loss)
-        if not any(has_credit(credit) for credit in kept):
-            nothing = {"loss/policy_nats": float("nan"), "loss/gradient_norm": float("nan")}
-            return nothing | dropped
-        self.policy.model.eval()  # no dropout: the behaviour policy is the one that is updated
-        batch, engine = make_batch(kept), None
-        if loss.importance_cap is not None:
-            engine = engine_logprobs(kept, batch)
-        told = _Told()
-        behaviour = self._frozen_pass(self.policy.model, batch) if self._is_repeated else None
-        reference = None if self.reference is None else self._frozen_pass(self.reference, batch)
+        sums = new_sums(self.config)
+        if any(has_credit(credit) for credit in kept):
+            with ready(self.model, checkpoints=self.config.learner.gradient_checkpointing):
+                self._update(kept, sums, rate=rate, step=step)
+        return sums.metrics() | dropped | {"loss/learning_rate": rate}
+
+    def _update(
+        self, credits: Sequence[Credit], sums: UpdateSums, *, rate: float, step: int
+    ) -> None:
+        """All updates of a step."""
+        loss, batch = self.config.loss, make_batch(credits)
+        engine = engine_logprobs(credits, batch, required=loss.importance_cap is not None)
+        batch = batch.to(self.policy.model.device)
+        engine = engine.to(self.policy.model.device)
+        sums.trained = batch.num_tokens
+        behaviour = self._logprobs("policy", batch) if self._is_repeated else None
+        reference = self._logprobs("reference", batch) if needs_reference(loss) else None
+        table = {"behaviour": behaviour, "engine": engine, "reference": reference}
         for rows in _updates(batch, loss, seed=self.config.seed, step=step):
-            own = [None if one is None else one[rows] for one in (behaviour, engine, reference)]
+            own: Given = {name: None if one is None else one[rows] for name, one in table.items()}
             part = batch if len(rows) == len(batch.ids_RL) else batch.minibatch(rows)
-            self._one(part, *own, told=told)
-        return told.metrics(batch) | dropped
+            told = {"rate": rate, "step": step}
+            _, (part, own) = deal(self.processes, "update", part, own, told)
+            self.take_update(part, own, sums, rate=rate, step=step)
+        if self.processes.size > 1:
+            self.processes.tell(Message("finish"))
+            add_up(self.processes, sums)
+            bring_together(self.policy, self.model, self.processes)
+
+    def take_update(
+        self, batch: Batch, given: Given, sums: UpdateSums, *, rate: float, step: int
+    ) -> None:
+        """One update, in which this process has some rows and the others theirs.
+
+        Args:
+            batch: The rows, with the totals of the whole batch.
+            given: Their log-probabilities: behaviour, engine, reference.
+            sums: Takes in what is told of these rows.
+            rate: The learning rate.
+            step: Named if a gradient is not finite.
+
+        Raises:
+            GradientError: A gradient is not finite; the update is not made.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.zero_grad()
+        self._one(batch, given["behaviour"], given["engine"], given["reference"], sums=sums)
+        if self.processes.size > 1:
+            sum_gradients(trained_parameters(self.model).values())
+        sums.gradient_norms.append(self._clipped(step))
+        self.optimizer.step()
 
     @property
     def _is_repeated(self) -> bool:
@@ -80,16 +158,16 @@ class Learner:
         engine: torch.Tensor | None,
         reference: torch.Tensor | None,
         *,
-        told: "_Told",
+        sums: UpdateSums,
     ) -> None:
-        """One update, a micro-batch at a time: their gradients add up to the batch's."""
-        self.optimizer.zero_grad()
+        """The gradient of one update, a micro-batch at a time: their gradients add up to it.
+
+        What losses are divided by is the batch's: some rows of it add their part of the whole.
+        """
         size = self.config.loss.micro_rows
         for begin in range(0, len(batch.ids_RL), size):
             part = batch.rows(begin, begin + size)
-            current, entropy = self._pass(self.policy.model, part)
-            if not self.config.loss.entropy_coefficient:
-                entropy = entropy.detach()  # its graph is as large as the logits
+            current, entropy = self._pass(self.model, part)
             before, by_engine, anchor = (
                 None if one is None else one[begin : begin + size, : part.ids_RL.shape[1]]
                 for one in (behaviour, engine, reference)
@@ -103,35 +181,136 @@ class Learner:
             )
             loss = policy_loss(given, part, self.config.loss)
             loss.total.backward()
-            told.add(loss, entropy.detach()[part.trained_RL], given, part)
+            sums.add(loss, given, part)
+
+    def _clipped(self, step: int) -> float:
+        """Clips the gradient by its norm, and returns what that was.
+
+        Raises:
+            GradientError: It is not finite.
+        """
         norm = torch.nn.utils.clip_grad_norm_(
-            self.policy.model.parameters(),
+            trained_parameters(self.model).values(),
             self.config.optimizer.max_gradient_norm,
-            error_if_nonfinite=True,
         )
-        self.optimizer.step()
-        told.gradient_norms.append(float(norm))
+        norm = whole(norm)
+        if not torch.isfinite(norm):
+            self.optimizer.zero_grad()
+            raise GradientError(
+                f"Step {step}: a gradient is not finite, so the update was not made: a lower "
+                "`optimizer.learning_rate`, a smaller scale of reward and credit, or "
+                "`learner.precision=float32` may help."
+            )
+        return float(norm)
 
     def _pass(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        temperature = self.config.rollout.temperature
-        return token_logprobs(
-            model, batch.ids_RL, batch.mask_RL, batch.trained_RL, temperature=temperature
-        )
+        learner = self.config.learner
+        is_low = learner.precision == "bfloat16"
+        with torch.autocast(batch.ids_RL.device.type, torch.bfloat16, enabled=is_low):
+            return logprobs_of(model)(
+                batch.ids_RL,
+                batch.mask_RL,
+                batch.trained_RL,
+                temperature=self.config.rollout.temperature,
+                chunk_tokens=learner.chunk_tokens,
+                entropy_gradient=self.config.loss.entropy_coefficient > 0,
+            )
 
     @torch.no_grad()
     def _frozen_pass(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """Log-probabilities (R, L) of a batch, a micro-batch at a time, without a gradient."""
-        found, size = torch.zeros(batch.ids_RL.shape), self.config.loss.micro_rows
+        found = torch.zeros(batch.ids_RL.shape, device=batch.ids_RL.device)
+        size = self.config.loss.micro_rows
         for begin in range(0, len(batch.ids_RL), size):
             part = batch.rows(begin, begin + size)
             logp, _ = self._pass(model, part)
             found[begin : begin + size, : part.ids_RL.shape[1]] = logp
         return found
 
+    def pass_over(self, which: str, batch: Batch) -> torch.Tensor:
+        """Log-probabilities (R, L) of a batch on this process, under `policy` or `reference`."""
+        if which == "policy":
+            return self._frozen_pass(self.model, batch)
+        if self.reference is not None:
+            return self._frozen_pass(self.reference, batch)
+        with adapters_off(self.model):
+            return self._frozen_pass(self.model, batch)
+
+    def _logprobs(self, which: str, batch: Batch) -> torch.Tensor:
+        """What `pass_over` returns, each process passing over a share of the rows."""
+        rows, (part, _) = deal(self.processes, which, batch, {})
+        found = Message(which, tensors={"logp": self.pass_over(which, part)})
+        parts = [one.tensors["logp"] for one in self.processes.gathered(found)]
+        return assembled(parts, rows, batch.advantage_RL)
+
+    def turn_logprobs(self, credits: Sequence[Credit]) -> Ratios:
+        """Log-probability of every turn by the weights of now, nats; NaN where not trained.
+
+        One pass over the episodes with credit.
+        """
+        found = [[np.full(len(own), np.nan) for own in credit.values] for credit in credits]
+        if not any(has_credit(credit) for credit in credits):
+            return found
+        batch = make_batch(credits).to(self.policy.model.device)
+        with ready(self.model):
+            logp_RL = self._logprobs("policy", batch)
+        told = iter(turn_sums(logp_RL[batch.trained_RL].double(), batch).tolist())
+        for credit, episodes in zip(credits, found, strict=True):
+            for values, own in zip(credit.values, episodes, strict=True):
+                own[np.isfinite(values)] = [next(told) for _ in range(np.isfinite(values).sum())]
+        return found
+
+    def ratios(self, credits: Sequence[Credit], before: Ratios) -> Ratios:
+        """The likelihood ratio of every turn, now to before; NaN where not trained.
+
+        Args:
+            credits: The step's credit.
+            before: What `turn_logprobs` returned before the step's updates.
+        """
+        return [
+            [np.exp(own - was) for own, was in zip(now, then, strict=True)]
+            for now, then in zip(self.turn_logprobs(credits), before, strict=True)
+        ]
+
+
+@contextlib.contextmanager
+def ready(model: PreTrainedModel, *, checkpoints: bool = False) -> Iterator[None]:
+    """The model without dropout, because the policy that sampled is the one that is updated.
+
+    Args:
+        model: Left in evaluation mode.
+        checkpoints: Whether its layers keep their inputs only and are computed again in the
+            backward pass. transformers does so in layers in training mode; what is inside them,
+            dropout too, stays in evaluation mode.
+    """
+    model.eval()
+    if checkpoints:
+        model.activation_checkpointing_enable(
+            activation_checkpointing_kwargs={"use_reentrant": False}
+        )
+        for module in model.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                module.training = True
+    try:
+        yield
+    finally:
+        model.eval()
+
 
 def needs_reference(config: LossConfig) -> bool:
     """Whether updates look at the policy that training started from."""
     return config.kl_coefficient > 0 or config.max_kl is not None
+
+
+def new_sums(config: Config) -> UpdateSums:
+    """The sums of a step before its first update."""
+    return UpdateSums(has_reference=needs_reference(config.loss))
+
+
+def reference_of(policy: Policy, config: LossConfig) -> PreTrainedModel | None:
+    """A copy of a policy to measure the KL to, where one is needed; null with adapters."""
+    wants_copy = needs_reference(config) and not has_adapters(policy.model)
+    return frozen(policy.model) if wants_copy else None
 
 
 def frozen(model: PreTrainedModel) -> PreTrainedModel:
@@ -166,11 +345,15 @@ def filtered(
     }
 
 
-def engine_logprobs(credits: Sequence[Credit], batch: Batch) -> torch.Tensor:
+def engine_logprobs(
+    credits: Sequence[Credit], batch: Batch, *, required: bool = False
+) -> torch.Tensor:
     """What the engine said of each trained token when it sampled it (R, L), zero elsewhere.
 
+    NaN where it told nothing.
+
     Raises:
-        ValueError: The engine told none for a trained turn.
+        ValueError: It told nothing of a trained turn, and that is `required`.
     """
     found = torch.zeros(batch.ids_RL.shape)
     trained = [
@@ -183,37 +366,19 @@ def engine_logprobs(credits: Sequence[Credit], batch: Batch) -> torch.Tensor:
         for index, (begin, end) in enumerate(action_spans(episode)):
             if not bool(batch.trained_RL[row, begin]):
                 continue
-            told = episode.turns[index].info["logprobs"]
-            if told is None:
+            told = episode.turns[index].info.get("logprobs")
+            if told is None and required:
                 raise ValueError(
                     "`loss.importance_cap` needs the engine's log-probabilities, which turn "
                     f"{index} of episode {episode.name} does not have."
                 )
-            found[row, begin:end] = torch.tensor(told)
+            found[row, begin:end] = torch.tensor(np.nan if told is None else told)
     return found
 
 
 def has_credit(credit: Credit) -> bool:
     """Whether any turn of a group has credit."""
     return any(bool(np.isfinite(values).any()) for values in credit.values)
-
-
-def engine_gap(policy: Policy, episodes: Sequence[Episode], config: Config) -> float:
-    """Largest difference between the engine's and the learner's log-probability of a turn, nats.
-
-    Called before an update: both sides then have the same weights. NaN where the engine told no
-    log-probability.
-    """
-    played = [episode for episode in episodes if episode.turns]
-    temperature = config.rollout.temperature
-    found = logprobs(policy, [actions(episode) for episode in played], temperature=temperature)
-    gaps = [
-        abs(own.sum() - turn.logprob)
-        for values, episode in zip(found, played, strict=True)
-        for own, turn in zip(by_turn(values, episode), episode.turns, strict=True)
-        if turn.logprob is not None
-    ]
-    return float(max(gaps, default=np.nan))
 
 
 def _updates(batch: Batch, config: LossConfig, *, seed: int, step: int) -> Iterator[torch.Tensor]:
@@ -226,45 +391,3 @@ def _updates(batch: Batch, config: LossConfig, *, seed: int, step: int) -> Itera
     for _ in range(config.epochs):
         parts = np.array_split(rng.permutation(count), config.minibatches)
         yield from (torch.from_numpy(np.sort(part)) for part in parts if len(part))
-
-
-@dataclass(slots=True)
-class _Told:
-    """Sums over all tokens of all updates of a step."""
-
-    tokens: int = 0
-    clipped: int = 0
-    capped: int = 0
-    entropy: float = 0.0
-    moved: float = 0.0
-    kl: float | None = None
-    policy: float = 0.0
-    gradient_norms: list[float] = field(default_factory=list)
-
-    def add(self, loss: Loss, entropy: torch.Tensor, given: Logprobs, batch: Batch) -> None:
-        """Counts a micro-batch in."""
-        trained = batch.trained_RL
-        log_ratio = (given.current.detach() - given.behaviour)[trained].double()
-        self.tokens += len(entropy)
-        self.clipped += loss.clipped
-        self.capped += loss.capped
-        self.entropy += float(entropy.sum())
-        self.moved += float((torch.expm1(log_ratio) - log_ratio).sum())
-        self.policy += loss.policy
-        if loss.kl is not None:
-            self.kl = (self.kl or 0.0) + loss.kl
-
-    def metrics(self, batch: Batch) -> dict[str, float]:
-        """By name: means over tokens, and over updates for loss and gradient norm."""
-        updates = len(self.gradient_norms)
-        found = {
-            "loss/policy_nats": self.policy / updates,
-            "loss/gradient_norm": float(np.mean(self.gradient_norms)),
-            "loss/clipped_share": self.clipped / self.tokens,
-            "loss/capped_share": self.capped / self.tokens,
-            "loss/entropy_nats": self.entropy / self.tokens,
-            "loss/moved_nats": self.moved / self.tokens,
-            "loss/trained_tokens": float(batch.num_tokens),
-            "loss/updates_count": updates,
-        }
-        return found if self.kl is None else found | {"loss/kl_nats": self.kl / self.tokens}

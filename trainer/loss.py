@@ -11,9 +11,12 @@ import torch
 
 from trainer.config import KlKind, LossConfig
 from trainer.policy import padded
+from trainer.policy.tokens import action_spans, episode_ids
 from twinstats.episodes import Credit, Episode
 
 # R rows, L positions
+
+_TABLES = ("ids_RL", "mask_RL", "trained_RL", "advantage_RL", "turn_RL")  # of a batch, by row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,11 @@ class Batch:
     num_turns: int
     num_episodes: float
 
+    def to(self, device: torch.device) -> "Batch":
+        """The same batch with its tensors on a device."""
+        names = (*_TABLES, "lengths")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+
     def rows(self, begin: int, end: int) -> "Batch":
         """A micro-batch: some rows without their common padding, with the totals of the whole."""
         return self._taken(torch.arange(begin, min(end, len(self.ids_RL))))
@@ -61,8 +69,7 @@ class Batch:
 
     def _taken(self, rows: torch.Tensor) -> "Batch":
         width = int(self.mask_RL[rows].sum(1).max())
-        names = ("ids_RL", "mask_RL", "trained_RL", "advantage_RL", "turn_RL")
-        return replace(self, **{name: getattr(self, name)[rows, :width] for name in names})
+        return replace(self, **{name: getattr(self, name)[rows, :width] for name in _TABLES})
 
 
 def make_batch(credits: Sequence[Credit]) -> Batch:
@@ -110,33 +117,6 @@ def make_batch(credits: Sequence[Credit]) -> Batch:
     )
 
 
-def episode_ids(episode: Episode) -> list[int]:
-    """All token ids of an episode in order: what was shown and what was sampled, by turns."""
-    return [token for turn in episode.turns for token in (*turn.info["shown"], *turn.action)]
-
-
-def action_spans(episode: Episode) -> list[tuple[int, int]]:
-    """Begin and end of each turn's sampled tokens within `episode_ids`."""
-    spans, position = [], 0
-    for turn in episode.turns:
-        begin = position + len(turn.info["shown"])
-        position = begin + len(turn.action)
-        spans.append((begin, position))
-    return spans
-
-
-def padded_episodes(
-    episodes: Sequence[Episode],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ids (R, L) of whole episodes, right-padded, their mask, and which tokens were sampled."""
-    ids_RL, mask_RL = padded([episode_ids(episode) for episode in episodes])
-    sampled_RL = torch.zeros_like(mask_RL)
-    for row, episode in enumerate(episodes):
-        for begin, end in action_spans(episode):
-            sampled_RL[row, begin:end] = True
-    return ids_RL, mask_RL, sampled_RL
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logprobs:
     """Log-probabilities of the batch's tokens, each (R, L), nats; read where trained only.
@@ -165,14 +145,12 @@ class Loss:
         policy: The clipped policy gradient.
         clipped: Number of tokens at which clipping is active.
         capped: Number of tokens whose importance weight was cut.
-        kl: Sum over tokens of the KL estimate; null without a reference.
     """
 
     total: torch.Tensor
     policy: float
     clipped: int
     capped: int
-    kl: float | None
 
 
 def policy_loss(logp: Logprobs, batch: Batch, config: LossConfig) -> Loss:
@@ -212,7 +190,6 @@ def policy_loss(logp: Logprobs, batch: Batch, config: LossConfig) -> Loss:
         policy=float(policy.detach()),
         clipped=int((clipped * advantage < ratio * advantage).sum()),
         capped=capped,
-        kl=None if estimate is None else float(estimate.detach().sum()),
     )
 
 
@@ -244,8 +221,16 @@ def _ratio(log_ratio: torch.Tensor, batch: Batch, config: LossConfig) -> torch.T
     if config.ratio == "token":
         return log_ratio.exp()
     turn = batch.turn_RL[batch.trained_RL]
-    sums = log_ratio.new_zeros(len(batch.lengths)).index_add(0, turn, log_ratio)
-    return (sums[turn] / batch.lengths[turn]).exp()
+    return (turn_sums(log_ratio, batch)[turn] / batch.lengths[turn]).exp()
+
+
+def turn_sums(each: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Sums (turns) over the tokens of each turn of values of a batch's trained tokens.
+
+    Turns of other rows than the batch's have 0.
+    """
+    turn = batch.turn_RL[batch.trained_RL]
+    return each.new_zeros(len(batch.lengths)).index_add(0, turn, each)
 
 
 def _importance(

@@ -7,20 +7,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trainer import credit_options, needs
+from trainer.chat_template import ChatTemplate
 from trainer.config import Config, CreditConfig
 from trainer.engines.choice import check_engine, make_engine
+from trainer.engines.stops import stop_texts
 from trainer.needs.regressor import success_regressor
 from trainer.noise import sources
 from trainer.noise.sources import Sampler
+from trainer.optimizer import check_schedule
 from trainer.policy import Policy
 from trainer.rollout import Rollout
 from trainer.rollout.play import Limits
 from trainer.tasks import Environment
 from trainer.tasks import make as make_environment
 from trainer.tasks import names as task_names
+from trainer.tasks.choice import CHATS, check_task, options_of, reward_of
+from trainer.tasks.reward import Rewarded
+from trainer.trackers import check_tracker
 from twinstats.credit import METHODS, Budget, Method, make
 from twinstats.errors import UsageError, unknown
 
@@ -33,15 +37,34 @@ def cache_folder() -> Path:
 
 
 def check(config: Config) -> None:
-    """Refuses a run that cannot be played, before anything is paid for it.
+    """Refuses a run that cannot be trained, before anything is paid for it.
 
     Raises:
-        UsageError: An unknown task, or what `check_engine` and `make_method` refuse.
+        UsageError: What `check_play`, `check_tracker`, `check_schedule` and `make_method` refuse.
+    """
+    check_play(config)
+    check_tracker(config)
+    check_schedule(config)
+    make_method(config)
+
+
+def check_play(config: Config) -> None:
+    """Refuses a run whose episodes cannot be played.
+
+    Raises:
+        UsageError: An unknown task, a context that has no room for a turn, or what `check_task`
+            and `check_engine` refuse.
     """
     if config.task.name not in task_names():
         raise unknown("task", config.task.name, task_names())
+    check_task(config)
+    turn, context = config.rollout.max_turn_tokens, config.model.max_length
+    if turn >= context:
+        raise UsageError(
+            f"`rollout.max_turn_tokens` must be below `model.max_length`, which is {context}, "
+            f"got {turn}."
+        )
     check_engine(config)
-    make_method(config)
 
 
 def make_rollout(
@@ -64,13 +87,20 @@ def make_rollout(
         shares_tools: As in `Rollout`.
 
     Raises:
-        UsageError: The strings that end a turn of the task are no tokens of the policy.
+        UsageError: The strings that end a turn of the task are no tokens of the policy, or the task
+            chats and the tokenizer has no chat template.
     """
-    environment = environment or (lambda: make_environment(config.task.name))
-    one = environment()
-    stop = policy.tokens_with(one.stop)
-    engine = make_engine(policy, config, stop=stop, sampler=sampler)
-    setup = needs.Setup(policy=policy, environment=environment, config=config)
+    plain = environment or _environments(policy, config)
+    one, reward = plain(), reward_of(config)
+    environment = plain if reward is None else lambda: Rewarded(plain(), reward)
+    engine = make_engine(
+        policy,
+        config,
+        stop=policy.tokens_with(one.stop),
+        texts=stop_texts(policy, getattr(one, "stop_texts", ())),
+        sampler=sampler,
+    )
+    setup = needs.Setup(policy=policy, environment=plain, config=config)
     return Rollout(
         policy,
         engine,
@@ -86,6 +116,13 @@ def make_rollout(
         retokenise=retokenise,
         shares_tools=shares_tools,
     )
+
+
+def _environments(policy: Policy, config: Config) -> Callable[[], Environment]:
+    """What makes the environment of one episode of the configuration's task."""
+    form = ChatTemplate(policy.tokenizer) if config.task.name in CHATS else None
+    options = options_of(config, form)
+    return lambda: make_environment(config.task.name, **options)
 
 
 def make_method(config: Config) -> Method:
@@ -107,7 +144,7 @@ def make_method(config: Config) -> Method:
             f"`rollout.group_size` must be at least 2, got {config.rollout.group_size}."
         )
     asked = [need.name for need in method.needs]
-    needs.check(asked, config, lambda: make_environment(config.task.name))
+    needs.check(asked, config, lambda: make_environment(config.task.name, **options_of(config)))
     return method
 
 
@@ -133,12 +170,3 @@ def _budget(credit: CreditConfig) -> Budget | None:
         )
     except ValueError as error:
         raise UsageError(f"`credit.budget`: {error}") from error
-
-
-def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
-    """AdamW over all parameters."""
-    return torch.optim.AdamW(
-        policy.model.parameters(),
-        lr=config.optimizer.learning_rate,
-        weight_decay=config.optimizer.weight_decay,
-    )

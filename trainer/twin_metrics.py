@@ -40,8 +40,9 @@ def twin_metrics(
       error under NAME_stderr_UNIT.
     - pairs/twins_count, pairs/controls_count: twins with both outcomes, and those with a control.
     - pairs/equal_share: equal decisions among all that were resampled.
-    - pairs/null_floor_squared_reward: mean (factual - null twin)^2; pairs/null_count and the two
-      pairs/null_..._disagreements_count.
+    - pairs/null_floor_squared_reward: mean (factual - null twin)^2; pairs/null_count, among them
+      pairs/null_failed_count without an outcome, for whatever reason, and the two
+      pairs/null_..._disagreements_count, in both of which the failed ones are.
     - pairs/factual_tails_count, pairs/shared_tails_count: forks that took a tail without sampling
       it, after an equal decision the factual's, else that of another fork with the same decision.
     - tokens/PURPOSE_tokens of factual, twin, equal_twin (twins whose decision came out as the
@@ -126,6 +127,7 @@ def _null_twins(forks: Sequence[Episode], rows: Iterable[Row]) -> dict[str, floa
     count, by_token, by_outcome = null_disagreements(forks)
     return {
         "pairs/null_count": count,
+        "pairs/null_failed_count": count - len(squares),
         "pairs/null_floor_squared_reward": float(np.mean(squares)) if squares else math.nan,
         "pairs/null_token_disagreements_count": by_token,
         "pairs/null_outcome_disagreements_count": by_outcome,

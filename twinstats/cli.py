@@ -1,7 +1,9 @@
 """The program `twice`: finds its commands by entry point and imports one only when it is called.
 
 A package announces a command under the entry-point group `twice.commands`. An error is one
-sentence and exit code 2 (wrong usage) or 1 (failed); `--debug` shows the traceback.
+sentence and exit code 2 (wrong usage) or 1 (failed); `--debug` shows the traceback. Ctrl-C is
+"Stopped." and exit code 130, as shells have it; a training that SIGTERM ends has saved itself, says
+how far it came, and exits with 0.
 """
 
 import importlib.metadata
@@ -14,11 +16,12 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from twinstats.errors import UsageError, unknown
+from twinstats.errors import Stopped, UsageError, unknown
 
 GROUP = "twice.commands"
 EXTRAS = {"trainer": "train", "paper": "figures"}
 """The extra that a package's commands need."""
+_CTRL_C = 130  # what typer makes of KeyboardInterrupt, and what shells expect
 
 
 class Commands(TyperGroup):
@@ -38,8 +41,10 @@ class Commands(TyperGroup):
 
 
 def invoke(name: str, arguments: Sequence[str]) -> None:
-    """Runs a command as the command line would, but lets its errors through."""
-    _command(name).main(list(arguments), prog_name=f"twice {name}", standalone_mode=False)
+    """Runs a command as the command line would, but lets its errors, and Ctrl-C, through."""
+    command = _command(name)
+    if command.main(list(arguments), prog_name=f"twice {name}", standalone_mode=False) == _CTRL_C:
+        raise KeyboardInterrupt
 
 
 def _announced() -> dict[str, importlib.metadata.EntryPoint]:
@@ -70,7 +75,7 @@ def _load(entry: importlib.metadata.EntryPoint) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs `twice` and exits: 0 done, 1 failed, 2 wrong usage."""
+    """Runs `twice` and exits: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     debug = "--debug" in given
     if not debug:
@@ -91,13 +96,17 @@ def run(command: Any, arguments: Sequence[str], debug: bool = False) -> int:
     """Runs a command and returns its exit code; errors go to standard error as one sentence."""
     try:
         result = command.main(list(arguments), prog_name="twice", standalone_mode=False)
+        if result == _CTRL_C:
+            return _failed("Stopped.", _CTRL_C, debug=False)
         return result if isinstance(result, int) else 0
+    except Stopped as stopped:
+        return _failed(str(stopped), 0, debug=False)
     except (UsageError, NotImplementedError) as error:
         return _failed(str(error), 2, debug)
     except typer.TyperException as error:
         return _failed(error.format_message(), 2, debug)
     except (KeyboardInterrupt, typer.Abort):
-        return _failed("Stopped.", 1, debug)
+        return _failed("Stopped.", _CTRL_C, debug)
     except Exception as error:
         return _failed(f"{type(error).__name__}: {error}", 1, debug)
 

@@ -5,7 +5,6 @@ It calls the other commands as a user would, by name, and then reads their logs.
 
 import shutil
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +13,8 @@ import typer
 
 from twinstats.cli import invoke
 from twinstats.demo_summary import closing_table, summarise
-from twinstats.records import read_run, refuse_existing, write_json
+from twinstats.records import refuse_existing, write_json
+from twinstats.stages import finish
 
 METHODS = ("rloo", "independent", "twice")
 STUDIES = ("unbiased", "variance", "complexity")
@@ -55,7 +55,7 @@ def demo(
     size = QUICK if quick else DEMO
     began = time.monotonic()
     seconds = {
-        name: _stage(name, command, out / name, arguments)
+        name: finish(command, out / name, arguments)
         for name, command, arguments in _stages(size, seed)
     }
     for made in (out / "figures", out / "report.html"):
@@ -99,16 +99,3 @@ def _measuring(size: Size) -> dict[str, object]:
 def _settings(size: Size, seed: int, wanted: dict[str, object]) -> list[str]:
     values = {"seed": seed, "evaluation.questions": size.questions, **wanted}
     return [word for path, value in values.items() for word in ("--set", f"{path}={value}")]
-
-
-def _stage(name: str, command: str, folder: Path, arguments: Sequence[str]) -> float:
-    """Runs a command into its folder unless that is finished; the seconds it took."""
-    again: list[str] = []
-    if (folder / "run.json").exists():
-        if read_run(folder)["finished"]:
-            return 0.0
-        again = ["--resume"]
-    typer.echo(f"{name} …", err=True)
-    began = time.monotonic()
-    invoke(command, [*arguments, "--out", str(folder), *again])
-    return time.monotonic() - began

@@ -123,12 +123,12 @@ def _training(runs: Sequence[Path]) -> list[Summary]:
 
 def _method_row(method: str, runs: Sequence[Path]) -> Summary:
     metrics = read(runs, "metrics").collect()
-    plays = read(runs, "evaluations").collect()
+    plays = read(runs, "evaluations").filter(pl.col("decoding") == "sampled").collect()
     before, after = (
         plays.filter(pl.col("step") == pl.col("step").min().over("run")),
         plays.filter(pl.col("step") == pl.col("step").max().over("run")),
     )
-    pairs = after.join(before, on=["run", "task"], suffix="_before")
+    pairs = after.join(before, on=["run", "task", "sample"], suffix="_before")
     change = paired(
         pairs["outcome"].to_numpy(),
         pairs["outcome_before"].to_numpy(),

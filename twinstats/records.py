@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,8 @@ def create_run(
         "finished": None,
     }
     folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob("run.*.tmp"):
+        left.unlink()
     write_json(folder / "run.json", description)
     return Run(folder)
 
@@ -122,30 +124,45 @@ def create_run(
 def refuse_existing(folder: Path, *, remedy: str = "name another folder, or give --resume") -> None:
     """Does nothing for a folder that is not there or is empty.
 
+    Where a writer was killed before there was a `run.json`, half of one counts as nothing.
+
     Raises:
         UsageError: It holds something already, or is a file.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (
+        not folder.is_dir() or any(not one.match("run.*.tmp") for one in folder.iterdir())
+    ):
         raise UsageError(f"{folder} already exists: {remedy}.")
 
 
-def reopen_run(path: Path | str, configuration: Mapping[str, Any]) -> Run:
+def reopen_run(
+    path: Path | str,
+    configuration: Mapping[str, Any],
+    *,
+    understood: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
+    free: Collection[str] = (),
+) -> Run:
     """A run folder to go on with.
+
+    Args:
+        path: The folder.
+        configuration: The whole configuration of now.
+        understood: What the configuration that is stored there means to this version.
+        free: Dotted paths of fields that may have changed.
 
     Raises:
         UsageError: No run there, or one with another configuration; the fields are named.
     """
     folder = Path(path)
-    before = flatten(read_run(folder)["configuration"])
+    before = flatten(understood(read_run(folder)["configuration"]))
     now = flatten(json_value(configuration))
-    changed = sorted(
-        name for name in before.keys() | now.keys() if before.get(name) != now.get(name)
-    )
+    names = before.keys() | now.keys()
+    changed = sorted(n for n in names if n not in free and before.get(n) != now.get(n))
     if changed:
         listed = ", ".join(f"{k} ({before.get(k)} -> {now.get(k)})" for k in changed[:_SHOWN])
         listed += f", {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
         raise UsageError(f"{folder} was made with another configuration: {listed}.")
-    for left in folder.glob("*/*.tmp"):  # of a writer that was killed
+    for left in (*folder.glob("*.tmp"), *folder.glob("*/*.tmp")):  # of a writer that was killed
         left.unlink()
     return Run(folder)
 

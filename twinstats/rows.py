@@ -118,6 +118,20 @@ def is_same_play(twin: Episode) -> bool:
     return own == parent
 
 
+def is_null_that_differs(twin: Episode) -> bool:
+    """Whether a fork is a null twin that went otherwise than its factual.
+
+    It came to other tokens or another outcome, or its world says `info["replay_differs"]`: the
+    prefix was not what it had been. One that failed for another reason tells nothing of the replay.
+    """
+    if _kind(twin) != "null":
+        return False
+    if twin.outcome is None:
+        return bool(twin.info.get("replay_differs", False))
+    assert twin.fork is not None
+    return not is_same_play(twin) or twin.outcome != twin.fork.episode.outcome
+
+
 def credit_rows(
     credits: Iterable[Credit],
     method: str,
@@ -145,7 +159,8 @@ def credit_rows(
 def null_disagreements(forks: Sequence[Episode]) -> tuple[int, int, int]:
     """Null twins, and how many disagreed with their factual: by token and by outcome.
 
-    One that failed to replay disagrees in both.
+    One that failed, for whatever reason, counts as disagreeing in both: it did not show the same.
+    Whether the replay is to blame `is_null_that_differs` tells.
     """
     nulls = [fork for fork in forks if _kind(fork) == "null"]
     by_token = sum(twin.outcome is None or not is_same_play(twin) for twin in nulls)

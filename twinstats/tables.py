@@ -10,6 +10,7 @@ import polars as pl
 SCHEMA_VERSION = 1
 
 _TEXT, _INT, _REAL, _BOOL = pl.String, pl.Int64, pl.Float64, pl.Boolean
+_ONE_OF_SEVERAL = {"decoding": _TEXT, "sample": _INT}  # of an evaluation's answers to a task
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "metrics": {"step": _INT, "name": _TEXT, "value": _REAL, "reason": _TEXT},
@@ -86,8 +87,39 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "role": _TEXT,
         "text": _TEXT,
     },
+    "answers": {
+        "step": _INT,
+        "episode": _TEXT,
+        "task": _TEXT,
+        **_ONE_OF_SEVERAL,
+        "part": _INT,
+        "question": _TEXT,
+        "answer": _TEXT,
+        "relation": _TEXT,
+        "hops": _TEXT,
+        "data_source": _TEXT,
+        "exact_match": _REAL,
+        "f1": _REAL,
+        "cover_match": _REAL,
+    },
+    "scores": {
+        "step": _INT,
+        "decoding": _TEXT,
+        "metric": _TEXT,
+        "kind": _TEXT,
+        "group": _TEXT,
+        "value": _REAL,
+        "stderr": _REAL,
+        "low": _REAL,
+        "high": _REAL,
+        "num_values": _INT,
+        "num_tasks": _INT,
+        "reason": _TEXT,
+    },
 }
 """Columns of the tables that all commands share. Other tables (one a study) bring their own.
 
 `pairs.kind` is "twin" (shared luck), "control" (fresh luck), "draw" (numbered) or "null" (kept).
 """
+
+SCHEMAS["evaluations"] = SCHEMAS["episodes"] | _ONE_OF_SEVERAL

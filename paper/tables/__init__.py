@@ -6,7 +6,7 @@ from typing import Protocol
 
 import polars as pl
 
-from paper.tables import leaderboard, oracle
+from paper.tables import leaderboard, oracle, training
 
 
 class TableModule(Protocol):
@@ -30,4 +30,8 @@ class TableModule(Protocol):
         """What the table shows, as sentences."""
 
 
-TABLES: dict[str, TableModule] = {"leaderboard": leaderboard, "oracle": oracle}
+TABLES: dict[str, TableModule] = {
+    "leaderboard": leaderboard,
+    "oracle": oracle,
+    "training": training,
+}

@@ -22,7 +22,9 @@ import twinstats
 from tests.samplers import every_tensor_sampler, truncated
 from trainer import noise as torch_noise
 from trainer.config import ModelConfig
+from trainer.noise import sources
 from trainer.noise.blocks import philox4x32
+from trainer.noise.margins import Margins
 from trainer.policy import build_model
 from trainer.processors.generate import KeyedLogitsProcessor
 from trainer.processors.request import KeyedRequest
@@ -397,3 +399,19 @@ def test_d18_torch_gives_ties_of_rounded_logits_to_the_lowest_id(draw):
     assert draw(exact, keys(1), [0], 0.0).tolist() == [1]
     assert exact.bfloat16().tolist() == [[1.0, 1.0]]
     assert draw(exact.bfloat16(), keys(1), [0], 0.0).tolist() == [0]
+
+
+def test_d18_a_token_whose_lead_is_below_the_tolerance_is_counted_as_at_risk():
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(400, 300, generator=generator)
+    own = [NoiseKey(7, 1, row, 0) for row in range(400)]
+    whole = np.stack([gumbel(key, 5, np.arange(300)) for key in own])
+    for temperature, tolerance in ((1.0, 0.05), (0.5, 0.2), (1.0, 0.0)):
+        scores = np.sort(logits.double().numpy() / temperature + whole, axis=1)
+        expected = int((scores[:, -1] - scores[:, -2] < tolerance).sum())
+        margins = Margins(tolerance)
+        drawn = margins(logits, own, [[0] * 5] * 400, temperature)
+        assert torch.equal(drawn, sources.sample(logits, own, [[0] * 5] * 400, temperature))
+        assert margins.take() == {"noise/drawn_count": 400, "noise/at_risk_count": expected}
+        assert expected > 10 or tolerance == 0
+    assert margins.take() == {"noise/drawn_count": 0, "noise/at_risk_count": 0}

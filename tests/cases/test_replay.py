@@ -23,8 +23,8 @@ from trainer.config import (
     TaskConfig,
     WarmupConfig,
 )
-from trainer.loss import action_spans, episode_ids
 from trainer.policy import Policy, build_model, build_tokenizer, padded, token_logprobs
+from trainer.policy.tokens import action_spans, episode_ids
 from trainer.setup import make_rollout
 from trainer.tasks import questions
 from trainer.tasks.demonstrations import demonstrations, text_of
@@ -140,7 +140,7 @@ def test_d19_a_resumed_run_logs_what_the_whole_one_does(tokenizer, parity, tmp_p
     broken = run("broken", resume=True)
     assert [step for step, _ in asked] == [1, 2, 3, 3, 4]
     assert dict(asked) == of_whole
-    is_time = pl.col("name").str.starts_with("time/")
+    is_time = pl.col("name").str.contains("^(time|memory)/")
     metrics = [
         read(one, "metrics").filter(~is_time).drop("run").collect() for one in (whole, broken)
     ]

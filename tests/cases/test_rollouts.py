@@ -15,9 +15,9 @@ from tests.trainer.test_adopted_credit import GAME, STOP, TEMPERATURE, game
 from tests.trainer.test_adopted_credit import model as model  # a fixture
 from trainer.engines import SampledTurn
 from trainer.engines.hf import HfEngine
-from trainer.loss import episode_ids, padded_episodes
 from trainer.noise import sources
 from trainer.policy import token_logprobs
+from trainer.policy.tokens import episode_ids, padded_episodes
 from twinstats.episodes import DIFFERENT, FRESH, KEEP, RESAMPLE, SHARED, Fork, Task
 from twinstats.rows import episode_rows, null_disagreements
 

@@ -10,8 +10,9 @@ from tests.trainer.conftest import scripted
 from trainer.config import LossConfig, ModelConfig, changed
 from trainer.engines.hf import HfEngine
 from trainer.learner import Learner, has_credit
-from trainer.loss import Batch, Logprobs, action_spans, episode_ids, kl, make_batch, policy_loss
+from trainer.loss import Batch, Logprobs, kl, make_batch, policy_loss
 from trainer.policy import build_model, padded, token_logprobs
+from trainer.policy.tokens import action_spans, episode_ids
 from trainer.recipes import recipe
 from twinstats.episodes import Credit, Episode, Fork, Task, Turn
 from twinstats.errors import UsageError
@@ -66,7 +67,7 @@ class Fixed:
     def __init__(self, logits):
         self.logits = torch.tensor(logits)
 
-    def base_model(self, input_ids, attention_mask):
+    def base_model(self, input_ids, attention_mask, use_cache):
         return SimpleNamespace(last_hidden_state=self.logits.expand(len(input_ids), -1, -1))
 
     def get_output_embeddings(self):
@@ -216,8 +217,9 @@ def test_a24_only_sampled_tokens_are_trained():
     assert batch.num_tokens == played.sampled == 3
     logp = torch.tensor([[-1.0, -1.0, -7.0, -7.0, -1.0]])
     reference = logp - torch.tensor([[0.1, 0.1, -5.0, -5.0, 0.1]])
-    loss = policy_loss(on_policy(logp, reference=reference), batch, LossConfig(kl="k1"))
-    assert loss.kl / batch.num_tokens == pytest.approx(0.1, abs=1e-6)
+    config = LossConfig(kl="k1", kl_coefficient=1.0, aggregation="token")
+    loss = policy_loss(on_policy(logp, reference=reference), batch, config)
+    assert float(loss.total) - loss.policy == pytest.approx(0.1, abs=1e-6)
 
 
 def test_a28_the_estimates_of_the_kl_are_three():

@@ -89,6 +89,8 @@ class Parity(Facts):
 class Letters:
     """A policy of words: every character is a token, and `~` reads like the pair `ab`."""
 
+    vocabulary = 0x110000
+
     def encode(self, text):
         return [ord(letter) for letter in text]
 

@@ -25,6 +25,8 @@ GAME = Task("game")
 class Few:
     """A policy of four words."""
 
+    vocabulary = len(WORDS)
+
     def __init__(self, model=None):
         self.model = model
 

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -20,10 +21,13 @@ from trainer.checkpoint import (
     CorruptCheckpointError,
     checkpoints,
     load_checkpoint,
+    named,
     newest,
     optimizer_tensors,
     restore_optimizer,
     save_checkpoint,
+    set_aside,
+    whole_checkpoint,
 )
 from twinstats.errors import UsageError
 
@@ -178,6 +182,68 @@ def test_a_full_disk_leaves_every_earlier_checkpoint_as_it_was(tmp_path, monkeyp
     assert load_checkpoint(newest(tmp_path)).step == 2
     save_checkpoint(tmp_path, made(3), keep=2)
     assert steps(tmp_path) == [2, 3]
+
+
+def test_a_disk_with_too_little_room_leaves_every_earlier_checkpoint_as_it_was(tmp_path):
+    save_checkpoint(tmp_path, made(1), keep=2)
+    before = contents(tmp_path)
+    big = dataclasses.replace(made(2), model={"w": torch.ones(100_000)})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))  # the kernel's own refusal
+        with pytest.raises(OSError, match="step-00000002 was not written"):
+            save_checkpoint(tmp_path, big, keep=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert contents(tmp_path) == before
+    save_checkpoint(tmp_path, big, keep=1)
+    assert steps(tmp_path) == [2]
+
+
+def test_the_best_stays_besides_the_last_ones_until_another_is(tmp_path):
+    for step, best in ((1, 1), (2, 1), (3, 1), (4, 4), (5, 4)):
+        save_checkpoint(tmp_path, made(step), keep=1, best=best)
+        assert steps(tmp_path) == sorted({step, best})
+    with pytest.raises(UsageError, match="has no best checkpoint: nothing was evaluated"):
+        named(tmp_path, "best")
+    assert named(tmp_path, "4").name == "step-00000004"
+    assert named(tmp_path, None).name == "step-00000005"
+    assert named(tmp_path / "nowhere", "best") is None
+    for word in ("last", "-1", "1.5", ""):
+        with pytest.raises(UsageError, match="`--checkpoint` takes a step or best, got"):
+            named(tmp_path, word)
+
+
+def test_the_best_is_not_read_from_a_damaged_state(tmp_path):
+    path = save_checkpoint(tmp_path, made(4), keep=2)
+    (path / "state.json").write_text('{"step": 4, "state": {"best": {"step": 1}}}')
+    with pytest.raises(CorruptCheckpointError, match="state.json is missing or damaged"):
+        named(tmp_path, "best")
+
+
+def test_the_newest_whole_checkpoint_is_found_behind_damaged_ones(tmp_path):
+    for step in (1, 2, 3):
+        save_checkpoint(tmp_path, made(step), keep=3)
+    for step in (2, 3):
+        (newest(tmp_path, step) / "optimizer.safetensors").unlink()
+    before = contents(tmp_path)
+    with pytest.raises(CorruptCheckpointError, match="step-00000003.*`--fallback` goes on"):
+        whole_checkpoint(tmp_path)
+    found = whole_checkpoint(tmp_path, fallback=True)
+    assert (found.path.name, found.checkpoint.step) == ("step-00000001", 1)
+    assert [path.name for path in found.damaged] == ["step-00000003", "step-00000002"]
+    (newest(tmp_path, 1) / "manifest.json").unlink()
+    with pytest.raises(CorruptCheckpointError, match="All 3 checkpoints in .* are damaged"):
+        whole_checkpoint(tmp_path, fallback=True)
+    assert contents(tmp_path).keys() == before.keys() - {"step-00000001/manifest.json"}
+
+
+def test_a_checkpoint_can_be_set_aside_again_and_again(tmp_path):
+    names = []
+    for _ in range(3):
+        names.append(set_aside(save_checkpoint(tmp_path, made(7), keep=1)).name)
+        assert newest(tmp_path) is None
+    assert names == [f"damaged-step-00000007{end}" for end in ("", "-2", "-3")]
 
 
 def test_what_a_killed_save_left_is_ignored_and_cleared(tmp_path):

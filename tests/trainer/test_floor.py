@@ -65,6 +65,18 @@ def frame(out, *but):
 # Variants
 
 
+def test_the_tokens_near_a_tie_are_told_of_each_variant(whole):
+    out, rows = whole
+    shares = {row["variant"]: row["at_risk"] for row in rows}
+    assert list(shares) == NAMES and all(0 < share < 0.5 for share in shares.values())
+    counts = read(out, "metrics").filter(pl.col("name").str.starts_with("noise/")).collect()
+    drawn, at_risk = (
+        counts.filter(name=f"noise/{name}_count", step=0)["value"].item()
+        for name in ("drawn", "at_risk")
+    )
+    assert drawn > at_risk > 0
+
+
 def test_each_variant_changes_one_thing_and_leaves_the_policy_alone(policy, config, monkeypatch):
     monkeypatch.setattr("trainer.setup.make_environment", lambda name: Parity())
     (setting,) = settings_of(config)

@@ -12,9 +12,11 @@ from trainer.rollout import Rollout, guarded, patience
 from trainer.rollout.play import Limits
 from trainer.tasks import Step, ToolError
 from twinstats.episodes import FRESH, KEEP, SHARED, Fork, Task
+from twinstats.errors import Stopped
 
 GOOD, BAD = Task("t", {"right": "a.", "turns": 3}), Task("bad", {"right": "a.", "turns": 3})
 OVER = {"won": False, "truncated": False}
+HALF = "must return text of whole characters, got"
 
 
 class Faulty(Echo):
@@ -38,9 +40,15 @@ class Faulty(Echo):
         return self._fault(answer) if self._is_bad and where == self._where else answer
 
 
-def rollout_of(environment, *, choose=coin, seconds=60.0, max_context=1000):
+def over(**flags):
+    """A step that says something of how it ended."""
+    return Step("", 0.0, True, OVER | flags)
+
+
+def rollout_of(environment, *, choose=coin, seconds=60.0, max_context=1000, policy=None):
     limits = Limits(max_context=max_context, max_turns=9, tool_seconds=seconds)
-    return Rollout(Letters(), Script(choose), environment, seed=3, temperature=1.0, limits=limits)
+    agent = Letters() if policy is None else policy
+    return Rollout(agent, Script(choose), environment, seed=3, temperature=1.0, limits=limits)
 
 
 def played(where, fault, **options):
@@ -55,6 +63,13 @@ def played(where, fault, **options):
 def unplayed(episode):
     """Tokens of the turn that the fault met, which is not in the episode."""
     return episode.sampled - sum(turn.num_tokens for turn in episode.turns)
+
+
+class Mute(Exception):
+    """An exception that cannot say what it is."""
+
+    def __str__(self):
+        raise KeyError
 
 
 def raising(error):
@@ -72,14 +87,19 @@ def raising(error):
         (KeyError("x"), "`{}` raised KeyError: 'x'"),
         (TimeoutError("socket"), "`{}` raised TimeoutError: socket"),
         (RuntimeError("x" * 1000), "`{}` raised RuntimeError: " + "x" * 300),
+        (ValueError("\ud800"), "`{}` raised ValueError: \\ud800"),
+        (SystemExit(3), "`{}` raised SystemExit: 3"),
+        (Mute(), "`{}` raised Mute: (its message cannot be read: KeyError)"),
     ],
 )
 def test_whatever_is_raised_is_the_reason(where, error, told):
     assert played(where, raising(error)) == f"a tool failed: {told.format(where)}"
 
 
-def test_a_tool_cannot_end_the_program():
-    assert played("step", raising(SystemExit(3))) == "a tool failed: `step` raised SystemExit: 3"
+@pytest.mark.parametrize("end", [KeyboardInterrupt, Stopped])
+def test_the_user_can_end_the_program_while_a_slot_is_named(end):
+    with pytest.raises(end):
+        played("slot", raising(end()))
 
 
 @pytest.mark.parametrize(
@@ -99,6 +119,12 @@ def test_a_tool_cannot_end_the_program():
         ("step", Step("", 0.0, None, OVER), "`step` must return `done` as a bool, got NoneType"),
         ("step", Step("", 0.0, True, {"won": 1}), "`step` must return an info that has `won` and"),
         ("step", Step("", 0.0, True, None), "`step` must return an info that has `won` and"),
+        ("step", over(won="no"), "`step` must return `won` as a bool, got str"),
+        ("step", over(won=1), "`step` must return `won` as a bool, got int"),
+        ("step", over(truncated=None), "`step` must return `truncated` as a bool, got NoneType"),
+        ("step", Step("a\ud800", 0.0, False, OVER), f"`step` {HALF} '\\ud800' at character 1"),
+        ("reset", "\udfff", f"`reset` {HALF} '\\udfff' at character 0"),
+        ("reset", "", "`reset` showed nothing"),
     ],
 )
 def test_rubbish_is_named(where, answer, told):
@@ -120,10 +146,40 @@ def test_a_slot_that_no_turn_can_have_fails_its_episode(slot, told):
 
 def test_numbers_of_numpy_are_numbers():
     def fault(step):
-        return Step(step.observation, np.float32(0.5), np.bool_(step.done), step.info)
+        info = {"won": np.bool_(step.done), "truncated": np.bool_(False)}
+        return Step(step.observation, np.float32(0.5), np.bool_(step.done), info)
 
     good, bad = rollout_of(lambda: Faulty("step", fault)).play([GOOD, BAD], 1, 0)
     assert bad.outcome == 1.5 and type(bad.turns[0].reward) is float
+    assert bad.success is True and type(bad.turns[0].info["step"]["won"]) is bool
+
+
+@pytest.mark.parametrize("reward", [1e308, -1e308])
+def test_rewards_whose_sum_is_not_finite_fail_their_episode(reward):
+    reason = played("step", lambda step: step._replace(reward=reward))
+    assert reason == f"the sum of its rewards must be finite, got {reward * 10}"
+
+
+@pytest.mark.parametrize(("where", "num_turns"), [("reset", 0), ("step", 1)])
+def test_a_text_with_a_token_that_the_model_lacks_fails_its_episode(where, num_turns):
+    class Narrow(Letters):
+        vocabulary = 128
+
+    def shown(answer):
+        if where == "reset":
+            return "\x80?"
+        return answer._replace(observation="so é") if "bb" in answer.observation else answer
+
+    def choose(session, key, index):
+        return "a." if index < 1 else "bb."
+
+    rollout = rollout_of(lambda: Faulty(where, shown), choose=choose, policy=Narrow())
+    good, bad = rollout.play([GOOD, BAD], 1, 0)
+    assert good.outcome is not None and bad.outcome is None and bad.num_turns == num_turns
+    text, token = (r"'\x80?'", r"128, '\x80'") if where == "reset" else ("'so é'", "233, 'é'")
+    assert bad.info["reason"] == (
+        f"the text {text} has token {token}, outside the policy's vocabulary of 128"
+    )
 
 
 def test_an_environment_that_cannot_be_made_fails_its_episode():
@@ -328,6 +384,27 @@ def test_a_fork_whose_tool_fails_fails_alone():
     reason = "a tool failed: `step` raised ValueError: out of order"
     assert [twin.info["reason"] for twin in twins] == [reason] * 2
     assert [twin.num_turns for twin in twins] == [2, 2]
+
+
+def test_a_null_twin_tells_of_the_replay_unless_its_tool_fails():
+    broken = []
+
+    def drift(turn, text):
+        if turn == 2 and broken == ["down"]:
+            raise OSError("no network")
+        return text + "!" * (turn == 1 and broken == ["moved"])
+
+    rollout, _, _ = scripted(coin, drift=drift)
+    (parent,) = rollout.play([Task("t", {"right": "a.", "turns": 4})], 1, 0)
+    nulls = [Fork(parent, 3, KEEP), Fork(parent, 0, KEEP)]
+    for trouble, is_exact in (("down", True), ("moved", False)):
+        broken[:] = [trouble]
+        failed = rollout.fork(nulls[:1])[0]
+        assert failed.outcome is None and rollout.exact_replay is is_exact
+        broken.clear()
+        assert rollout.fork(nulls[1:])[0].outcome == parent.outcome
+    assert failed.info == {"reason": "replay differs before turn 1", "replay_differs": True}
+    assert not rollout.exact_replay  # one exact null twin later it is still not trusted
 
 
 def test_a_truncated_episode_has_an_outcome_and_is_forked_like_any_other():

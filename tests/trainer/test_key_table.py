@@ -10,6 +10,7 @@ from scipy.stats import norm
 from tests.key_table import (
     KINDS,
     A,
+    B,
     assert_shared_exactly_by_label,
     decision_label,
     environment_label,
@@ -37,6 +38,7 @@ class Noting:
 
     def __init__(self, engine):
         self._engine, self.sessions, self.explains = engine, [], True
+        self.ends = engine.ends
 
     def run(self, sessions, *, temperature):
         noted = [NotedSession(session) for session in sessions]
@@ -228,8 +230,12 @@ def test_environment_noise_of_different_keys_shares_no_value():
 
 def test_a_models_episodes_share_exactly_what_the_table_says(model, policy):
     played, tasks = model
-    answer = tuple(policy.encode("<answer>Chad</answer>"))
-    kinds = [kind | ({"action": answer} if kind.get("action") == A else {}) for kind in KINDS[::2]]
+    answer, search = "<answer>Chad</answer>", "<search>Chad</search>"
+    given = {A: tuple(policy.encode(answer)), B: tuple(policy.encode(search))}
+    kinds = [
+        kind | ({"action": given[kind["action"]]} if kind.get("action") in given else {})
+        for kind in KINDS[::2]
+    ]
     factuals = played.play(tasks, 1, 1)
     first = played.fork(nested_forks(factuals, kinds, (0,)))
     second = played.fork(nested_forks(first[::3], kinds[:5], (1,)))

@@ -1,5 +1,6 @@
 """The learner: what its updates add up to, and what they look at."""
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -9,7 +10,10 @@ import torch
 from trainer.config import changed
 from trainer.learner import Learner, engine_logprobs, filtered
 from trainer.loss import make_batch
-from trainer.setup import make_optimizer, make_rollout
+from trainer.optimizer import make_optimizer, trained_parameters
+from trainer.policy import Policy, token_logprobs
+from trainer.policy.lora import add_adapters
+from trainer.setup import make_rollout
 from trainer.train import train_tasks
 from twinstats.episodes import Credit
 
@@ -68,13 +72,8 @@ def test_minibatches_see_every_row_once_an_epoch_in_another_order_each_step(
 ):
     own = learner(policy, config, "loss.epochs=2", "loss.minibatches=2")
     seen = []
-    monkeypatch.setattr(
-        Learner, "_one", lambda self, batch, *_, told: (seen.append(batch), told_one(told))
-    )
-
-    def told_one(told):
-        told.tokens, told.gradient_norms = 1, [0.0]
-
+    monkeypatch.setattr(Learner, "_one", lambda self, batch, *_, sums: seen.append(batch))
+    monkeypatch.setattr(Learner, "_clipped", lambda self, step: 0.0)
     own.update(played, 1)
     ids = [tuple(row) for part in seen for row in part.ids_RL[:, :1].tolist()]
     assert len(seen) == 4 and len(ids) == 8
@@ -160,3 +159,98 @@ def test_what_is_dropped_is_counted_and_its_statistics_stay(config, played):
         False,
     ]
     assert np.array_equal(kept[1].values[0], credits[1].values[0])
+
+
+# How an update is computed
+
+
+@pytest.mark.parametrize(
+    "setting", ["learner.chunk_tokens=3", "learner.gradient_checkpointing=true", "lora.rank=2"]
+)
+def test_what_an_update_costs_does_not_change_what_it_is(policy, config, played, setting):
+    settings = ["optimizer.learning_rate=0", "loss.entropy_coefficient=0.1", "loss.max_kl=9"]
+    if setting.startswith("lora"):
+        add_adapters(policy.model, changed(config, [setting]).lora, seed=0)
+        settings, setting = [*settings, setting], "learner.gradient_checkpointing=true"
+    whole = learner(policy, config, *settings).update(played, 1)
+    expected = [one.grad.clone() for one in trained_parameters(policy.model).values()]
+    found = learner(policy, config, *settings, setting).update(played, 1)
+    assert max(float(one.abs().max()) for one in expected) > 1e-4
+    for one, other in zip(trained_parameters(policy.model).values(), expected, strict=True):
+        torch.testing.assert_close(one.grad, other, rtol=1e-4, atol=1e-6)
+    assert found == pytest.approx(whole, rel=1e-4, abs=1e-6)
+
+
+def test_bfloat16_rounds_the_products_and_the_gap_to_the_engine_tells_how_much(
+    policy, config, played
+):
+    settings = ["optimizer.learning_rate=0", "loss.importance_cap=2"]
+    exact = learner(policy, config, *settings).update(played, 1)
+    expected = gradients(policy)
+    rounded = learner(policy, config, *settings, "learner.precision=bfloat16").update(played, 1)
+    gap = rounded["engine/logprob_gap_nats"]
+    assert exact["engine/logprob_gap_nats"] < 1e-5 < 1e-3 < gap < 0.5
+    for name, one in policy.model.named_parameters():
+        assert one.dtype == one.grad.dtype == torch.float32
+        difference = float((one.grad - expected[name]).norm() / expected[name].norm())
+        assert 1e-5 < difference < 0.1, name
+    assert rounded["loss/gradient_norm"] == pytest.approx(exact["loss/gradient_norm"], rel=0.03)
+
+
+def test_the_kl_that_is_logged_and_limited_is_k3_whatever_the_loss_uses(policy, config, played):
+    told = set()
+    for kind in ("k1", "k2", "k3"):
+        start = Policy(copy.deepcopy(policy.model), policy.tokenizer)
+        settings = ("loss.kl_coefficient=1e-9", "optimizer.learning_rate=0.01")
+        own = learner(start, config, f"loss.kl={kind}", *settings)
+        own.update(played, 1)
+        batch = make_batch(played)
+        now, then = (
+            token_logprobs(model, batch.ids_RL, batch.mask_RL, batch.trained_RL, temperature=1.0)[0]
+            for model in (start.model, policy.model)
+        )
+        gap = (now - then)[batch.trained_RL].detach().double()
+        told.add(round(own.update(played, 2)["loss/kl_nats"], 5))
+    (value,) = told
+    assert value == pytest.approx(float((torch.expm1(-gap) + gap).mean()), abs=1e-5)
+    assert abs(value - float(gap.mean())) > 1e-3  # which k1 would have been
+
+
+def test_the_rate_is_set_before_the_updates_and_logged(policy, config, played):
+    settings = ("optimizer.schedule=linear", "optimizer.warmup_steps=2", "length.steps=4")
+    own = learner(policy, config, *settings)
+    found = [own.update(played, step)["loss/learning_rate"] for step in (1, 2, 3, 4)]
+    assert found == pytest.approx([5e-4, 1e-3, 1e-3, 5e-4])
+    assert own.optimizer.param_groups[0]["lr"] == found[-1]
+    before = copy.deepcopy(policy.model)
+    over = learner(policy, config, *settings, "length.total_tokens=10")
+    assert over.update(played, 1, total_tokens=10)["loss/learning_rate"] == 0
+    for one, other in zip(before.parameters(), policy.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_likelihood_ratios_are_of_whole_turns_before_and_after(policy, config, played):
+    own = learner(policy, config, "optimizer.learning_rate=0.01")
+    played[0].values[1][0] = np.nan
+    before = own.turn_logprobs(played)
+    for credit, found in zip(played, before, strict=True):
+        for episode, values, turns in zip(credit.episodes, credit.values, found, strict=True):
+            expected = np.where(np.isnan(values), np.nan, [t.logprob for t in episode.turns])
+            np.testing.assert_allclose(turns, expected, atol=1e-4)
+    same = own.ratios(played, before)
+    assert np.nanmax(np.abs(np.concatenate([r for one in same for r in one]) - 1)) < 1e-6
+    own.update(played, 1)
+    moved = own.ratios(played, before)
+    after = own.turn_logprobs(played)
+    np.testing.assert_allclose(moved[1][0], np.exp(after[1][0] - before[1][0]))
+    assert np.isnan(moved[0][1][0]) and np.nanmax(np.abs(moved[1][0] - 1)) > 0.05
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_an_update_follows_the_device_of_the_model(policy, config, played):
+    settings = ("optimizer.learning_rate=0", "loss.epochs=2", "loss.minibatches=2", "loss.max_kl=9")
+    expected = learner(policy, config, *settings).update(played, 1)
+    there = Policy(copy.deepcopy(policy.model).cuda(), policy.tokenizer)
+    found = learner(there, config, *settings).update(played, 1)
+    assert found == pytest.approx(expected, rel=1e-3, abs=1e-4)

@@ -7,18 +7,18 @@ import pytest
 import torch
 
 from trainer.config import LossConfig, changed
-from trainer.learner import Learner, engine_gap, has_credit
+from trainer.learner import GradientError, Learner, has_credit
 from trainer.loss import (
     Batch,
     Logprobs,
-    action_spans,
-    episode_ids,
     kl,
     make_batch,
     policy_loss,
 )
+from trainer.optimizer import make_optimizer
 from trainer.policy import token_logprobs
-from trainer.setup import make_optimizer, make_rollout
+from trainer.policy.tokens import action_spans, episode_ids
+from trainer.setup import make_rollout
 from trainer.train import train_tasks
 from twinstats.credit import assign, make
 from twinstats.episodes import Credit, Episode, Fork, Task, Turn, group_by_task
@@ -215,8 +215,8 @@ def test_the_kl_joins_the_loss_or_lowers_the_credit_at_trained_tokens_only():
     reference = [[-1.5, -2.0, NAN], [-0.9, -1.0, -1.0]]
     plain, plain_gradient = joined(batch, logp)
     loss, gradient = joined(batch, logp, reference, kl="k2", kl_coefficient=0.4)
-    assert loss.kl == pytest.approx(0.5**2 / 2 + 0.1**2 / 2)
-    assert loss.total.item() == pytest.approx(plain.policy + 0.4 * loss.kl / 2)
+    estimates = 0.5**2 / 2 + 0.1**2 / 2
+    assert loss.total.item() == pytest.approx(plain.policy + 0.4 * estimates / 2)
     np.testing.assert_allclose(
         gradient - plain_gradient, [[0.4 * 0.5 / 2, 0, 0], [-0.4 * 0.1 / 2, 0, 0]], atol=1e-12
     )
@@ -349,20 +349,40 @@ def credits_of(policy, config, method="rloo"):
 
 
 def test_the_engines_logprobs_are_the_learners(policy, config):
-    episodes, _ = credits_of(policy, config)
-    assert 0 < engine_gap(policy, episodes, config) < 1e-4
+    _, credits = credits_of(policy, config)
+    assert 0 < update(policy, config, credits)["engine/logprob_gap_nats"] < 1e-4
     other = changed(config, ["rollout.temperature=0.5"])
-    assert engine_gap(policy, episodes, other) > 1e-3
+    _, credits = credits_of(policy, config)
+    assert update(policy, other, credits)["engine/logprob_gap_nats"] > 1e-3
 
 
-def test_what_has_no_logprob_is_left_out_of_the_engines_gap(policy, config):
-    """A tool that fails at once leaves no turn, and some engines tell no log-probability."""
-    nothing, known = episode(), episode(([7, 8], [5]))
-    untold = dataclasses.replace(known.turns[0], logprob=None)
-    unknown = dataclasses.replace(known, turns=[untold])
-    assert np.isnan(engine_gap(policy, [nothing, unknown], config))
-    alone = engine_gap(policy, [known], config)
-    assert engine_gap(policy, [nothing, known, unknown], config) == pytest.approx(alone, abs=1e-5)
+def test_the_engines_gap_is_that_of_the_worst_turn_and_leaves_out_what_it_did_not_tell(
+    policy, config
+):
+    episodes, credits = credits_of(policy, config)
+
+    def gap(change):
+        """The gap where the engine said something else of the last token of every turn."""
+        made = [
+            dataclasses.replace(
+                one,
+                turns=[
+                    dataclasses.replace(t, info=t.info | {"logprobs": change(t.info["logprobs"])})
+                    for t in one.turns
+                ],
+            )
+            for one in episodes
+        ]
+        values = [np.zeros(one.num_turns) for one in made]
+        still = changed(config, ["optimizer.learning_rate=0"])
+        given = [Credit(episodes=made, values=values)]
+        return update(policy, still, given)["engine/logprob_gap_nats"]
+
+    assert gap(lambda told: (*told[:-1], told[-1] + 0.25)) == pytest.approx(0.25, abs=1e-4)
+    assert gap(lambda told: tuple(one + 0.1 for one in told)) == pytest.approx(0.5, abs=1e-4)
+    assert np.isnan(gap(lambda told: None))
+    odd = iter(range(99))
+    assert gap(lambda told: None if next(odd) % 2 else (*told[:-1], 0.0)) > 1
 
 
 def test_an_update_raises_what_has_positive_credit_and_lowers_the_rest(policy, config):
@@ -393,15 +413,22 @@ def test_without_credit_nothing_is_updated(policy, config):
     assert not has_credit(nulls[0])
     before = [weight.clone() for weight in policy.model.parameters()]
     metrics = update(policy, config, nulls)
-    assert np.isnan(metrics["loss/policy_nats"]) and np.isnan(metrics["loss/gradient_norm"])
-    assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))
+    start = [weight.clone() for weight in policy.model.parameters()]
+    trained = update(policy, config, credits_of(policy, config)[1])
+    assert list(metrics) == list(trained)
+    known = {name: value for name, value in metrics.items() if not np.isnan(value)}
+    assert known.pop("loss/learning_rate") == config.optimizer.learning_rate
+    counts = ("loss/trained_tokens", "loss/updates_count", "loss/dropped_groups_count",
+              "loss/dropped_episodes_count")  # fmt: skip
+    assert known == dict.fromkeys(counts, 0)
+    assert all(torch.equal(a, b) for a, b in zip(before, start, strict=True))
 
 
 def test_a_gradient_that_is_not_finite_updates_nothing(policy, config):
     episodes, _ = credits_of(policy, config)
     huge = [Credit(episodes=episodes, values=[np.full(e.num_turns, 3e38) for e in episodes])]
     before = [weight.clone() for weight in policy.model.parameters()]
-    with pytest.raises(RuntimeError, match="non-finite"):
+    with pytest.raises(GradientError, match="Step 1: a gradient is not finite.*learning_rate"):
         update(policy, config, huge)
     assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))
 

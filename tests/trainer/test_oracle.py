@@ -13,7 +13,7 @@ from trainer.config import changed
 from trainer.oracle.config import OracleConfig, batch_tasks, settings_of
 from trainer.oracle.methods import ENTRANTS, knobs
 from trainer.oracle.reference import FIRST_ALTERNATIVE, reference, references
-from trainer.oracle.rows import coupling_forks, fork_row, point_numbers
+from trainer.oracle.rows import NUMBERS, coupling_forks, fork_row, point_numbers
 from trainer.oracle.study import num_finished, oracle, outcome_rows
 from trainer.oracle.worlds import REWARD, Recorded, Rescored, outcome_of
 from trainer.policy import Policy, build_model
@@ -242,6 +242,37 @@ def test_point_numbers_are_those_computed_by_hand():
     assert row["base_tokens"] == sum(episode.sampled for episode in episodes)
     assert row["auxiliary_tokens"] == sum(fork.sampled for fork in credit.info["forks"]) > 0
     assert row["tokens"] == row["base_tokens"] + row["auxiliary_tokens"]
+
+
+@pytest.mark.parametrize("lacking", ["reference", "reference and this method's credit"])
+def test_a_batch_without_a_reference_or_without_credit_has_a_reason_and_no_numbers(lacking):
+    rollout, _, _ = scripted(coin)
+    episodes = episodes_of(rollout, count=1, turns=2)
+    scored = np.full((2, 3), np.nan) if lacking == "reference" else np.array([[0.0, 1.0]] * 2)
+    known = {episode: reference(scored, episode.outcome) for episode in episodes}
+    (credit,) = assign(rollout, group_by_task(episodes, seed=3, step=0), make("vine", rollouts=1))
+    if lacking != "reference":
+        credit.values[:] = [np.full(2, np.nan)] * 2
+    row = point_numbers([credit], known)
+    assert row.pop("reason") == f"no turn of the batch has a {lacking}"
+    assert row == dict.fromkeys(NUMBERS)
+
+
+def test_a_study_goes_on_past_a_batch_without_a_reference(play, monkeypatch):
+    def blind(world, episodes, outcomes, *, rollouts):
+        first = episodes[0].step == 0
+        count = 1 if first else rollouts  # one rollout has no standard error
+        return references(world, episodes, outcomes, rollouts=count)
+
+    few = {name: ENTRANTS[name] for name in ("vine", "twice")}
+    monkeypatch.setattr("trainer.oracle.study.ENTRANTS", few)
+    monkeypatch.setattr("trainer.oracle.study.references", blind)
+    out, _ = play("blind", study=dataclasses.replace(SMALL, largest_knob=1))
+    points = read(out, "oracle_points").collect()
+    first = points.filter(pl.col("seed") == 0)
+    assert set(first["reason"]) == {"no turn of the batch has a reference"}
+    rest = points.filter(pl.col("seed") > 0)
+    assert rest["reason"].is_null().all() and (rest["num_turns"] > 0).all() and len(rest)
 
 
 def test_the_corrected_error_is_that_against_the_exact_advantage():

@@ -228,7 +228,7 @@ def test_every_kind_of_fork_replays_its_prefix_where_the_environment_is_random()
 def test_shared_twins_draw_the_same_words_after_a_decision_of_another_length():
     rollout, _, _ = scripted(coin)
     (parent,) = rollout.play(TASKS[1:], 1, 1)
-    for action in (A, B, (99,) * 9):
+    for action in (A, B, (99,) * 8 + (46,)):
         (twin,) = rollout.fork([Fork(parent, 0, action)])
         assert words(twin)[1:] == words(parent)[1:]
         assert twin.turns[0].action == action
@@ -291,6 +291,35 @@ def test_a_given_decision_at_the_last_turn_samples_nothing():
     assert (same.success, other.success) == (True, False)
 
 
+@pytest.mark.parametrize(
+    ("action", "told"),
+    [
+        ((), "has no tokens"),
+        ((98, -1, 46), f"has token -1, outside the policy's vocabulary of {0x110000}"),
+        ((0x110000, 46), f"has token {0x110000}, outside the policy's vocabulary of {0x110000}"),
+        ((98, 98), "does not end where the policy's turns do: with its first stop token, or at"),
+        ((98, 46, 98, 46), "does not end where the policy's turns do: with its first stop token"),
+    ],
+)
+@pytest.mark.parametrize("luck", [SHARED, FRESH, 1])
+def test_a_given_decision_that_the_policy_cannot_come_to_fails_its_fork(action, told, luck):
+    rollout, engine, _ = scripted(say("a."))
+    (parent,) = rollout.play([TASK], 1, 0)
+    failed, other = rollout.fork([Fork(parent, 1, action, luck), Fork(parent, 1, B, luck)])
+    assert failed.info["reason"].startswith(f"the given turn {told}")
+    assert (failed.outcome, failed.num_turns, failed.sampled) == (None, 1, 0)
+    assert other.outcome is not None and len(engine.starts) == 2
+
+
+def test_a_given_decision_may_be_as_long_as_a_turn_can_be_and_no_longer(policy, config):
+    rollout = make_rollout(policy, config)
+    (parent,) = rollout.play(train_tasks(config, 0)[:1], 1, 0)
+    long = (300,) * config.rollout.max_turn_tokens
+    twin, longer = rollout.fork([Fork(parent, 0, long), Fork(parent, 0, (*long, 300))])
+    assert twin.outcome is not None and twin.turns[0].action == long
+    assert longer.info["reason"].startswith("the given turn does not end")
+
+
 def test_after_a_null_twin_that_ended_otherwise_tails_are_played():
     said = iter(["a."] * 3 + ["bb.", "a."] + ["a."] * 9)
     rollout, engine, _ = scripted(lambda session, key, index: next(said))
@@ -340,7 +369,7 @@ def test_a_fork_is_cut_where_its_factual_would_be():
     rollout, _, _ = scripted(say("a."), max_context=14)
     (parent,) = rollout.play([TASK], 1, 0)
     assert parent.terminated
-    (longer,) = rollout.fork([Fork(parent, 0, (97,) * 3)])  # ? aaa <aaa> a. : 1 3 5 2 4 = 15
+    (longer,) = rollout.fork([Fork(parent, 0, (97, 97, 46))])  # ? aa. <aa.> a. : 1 3 5 2 4 = 15
     assert (longer.num_turns, longer.truncated, longer.terminated) == (2, True, False)
     (null,) = rollout.fork([Fork(parent, 1, KEEP)])
     assert null.terminated and null.outcome == parent.outcome

@@ -1,5 +1,6 @@
 """What a rollout offers besides playing: drafts, needs, counts, and ways to break the coupling."""
 
+import dataclasses
 import math
 
 import pytest
@@ -292,7 +293,8 @@ def test_what_ends_a_part_or_is_no_search_is_never_off():
 
 @pytest.mark.parametrize("shares", [True, False])
 def test_shared_luck_of_a_random_tool_makes_null_twins_exact(policy, config, shares):
-    plain = make_rollout(policy, config)
+    longer = dataclasses.replace(config.rollout, max_turn_tokens=20)  # room for a whole search
+    plain = make_rollout(policy, dataclasses.replace(config, rollout=longer))
     rollout = Rollout(
         policy,
         plain.engine,

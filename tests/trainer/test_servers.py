@@ -274,7 +274,7 @@ def test_when_all_are_dead_one_sentence_names_each_and_what_finished_stays(start
     with pytest.raises(RuntimeError, match="^No vLLM server works: ") as caught:
         played(engine, sessions)
     for fake in fakes:
-        assert f"{fake.address} ConnectError" in str(caught.value)
+        assert f"{fake.address} cannot be reached (ConnectError: " in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(sessions[0].turns) == NUM_TURNS and sessions[0].reason is None
     assert all(one.reason == str(caught.value) and not one.turns for one in sessions[1:])
@@ -481,7 +481,15 @@ def test_addresses_are_read_from_a_list():
         "http://127.0.0.1:8001",
         "https://host:8002",
     ]
+    assert addresses_in("HTTP://Host:80,http://[::1]:8001") == ["http://host", "http://[::1]:8001"]
     assert addresses_in("") == []
+
+
+@pytest.mark.parametrize("text", ["http://me:secret@host:1", "me:secret@host:one", "secret@host"])
+def test_a_password_in_an_address_is_refused_and_not_repeated(text):
+    with pytest.raises(UsageError, match="without user or password") as caught:
+        addresses_in(text)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -492,6 +500,14 @@ def test_addresses_are_read_from_a_list():
         ("http://", "takes http://HOST:PORT"),
         ("host:one", "no address in 'host:one'"),
         ("host:1,http://host:1", "names http://host:1 twice"),
+        ("host:1,HTTP://HOST:1/", "names http://host:1 twice"),
+        ("http://host:80,http://host", "names http://host twice"),
+        ("http://host?x=1", "takes http://HOST:PORT, got"),
+        ("http://host#x", "takes http://HOST:PORT, got"),
+        ("http://%00", "takes http://HOST:PORT, got"),
+        ("http://a b", "takes http://HOST:PORT, got"),
+        ("host:65536", "takes http://HOST:PORT, got"),
+        ("host:0", "takes http://HOST:PORT, got"),
     ],
 )
 def test_what_is_no_address_is_refused(text, message):

@@ -1,16 +1,22 @@
 """How a run is put together, and what `twice train` answers to wrong usage."""
 
 import json
+import time
 from dataclasses import asdict
 
 import pytest
+import torch
+import typer
 
+from trainer.checkpoint import Checkpoint, save_checkpoint
 from trainer.commands import shared
 from trainer.commands import train as commands
 from trainer.config import changed
+from trainer.optimizer import make_optimizer
 from trainer.policy import Policy, build_tokenizer
 from trainer.rollout import Rollout
-from trainer.setup import cache_folder, check, make_method, make_optimizer, make_rollout
+from trainer.setup import cache_folder, check, make_method, make_rollout
+from trainer.training import reopened
 from trainer.warmup import fingerprint
 from twinstats import cli
 from twinstats.credit import names
@@ -42,6 +48,12 @@ def test_a_method_gets_the_options_it_has(config):
         (["credit.method=twice", "credit.budget=-1"], "`credit.budget`.*at least 0"),
         (["credit.method=twice", "credit.null=1.5"], "`credit.budget`: `null` must be in"),
         (["task.name=fact"], "Unknown task 'fact'. Did you mean 'facts'"),
+        (
+            ["rollout.max_turn_tokens=256"],
+            "must be below `model.max_length`, which is 256, got 256",
+        ),
+        (["engine.batch_invariant=true"], "`engine.batch_invariant` is vLLM's"),
+        (["credit.options.weight=1"], "Unknown option of method 'rloo' 'weight'. There is none.$"),
     ],
 )
 def test_what_cannot_run_is_refused(config, settings, message):
@@ -58,7 +70,7 @@ def test_a_rollout_stops_at_the_tasks_tags_and_within_the_context(policy, config
     rollout = make_rollout(policy, changed(config, ["task.parts=3", "model.max_length=100"]))
     assert isinstance(rollout, Rollout)
     ends = [policy.encode(tag)[0] for tag in ("</search>", "</answer>")]
-    assert rollout.engine._stop == frozenset(ends)
+    assert rollout.engine._ending.stop == frozenset(ends)
     assert rollout._setting.limits.max_turns == 9
     assert rollout._setting.limits.max_context + config.rollout.max_turn_tokens == 100
 
@@ -84,8 +96,26 @@ def test_a_warm_up_is_named_by_all_that_made_it_and_by_nothing_else(config):
     before = fingerprint(config)
     for setting in ("warmup.steps=3", "model.hidden=64", "warmup.seed=1"):
         assert fingerprint(changed(config, [setting])) != before
-    for setting in ("seed=9", "credit.method=vine", "rollout.groups=9"):
+    other = ("seed=9", "credit.method=vine", "rollout.groups=9", "warmup.minimum_exact_match=0.5")
+    for setting in other:
         assert fingerprint(changed(config, [setting])) == before
+
+
+@pytest.mark.parametrize("name", ["budget", "twins", "rollouts"])
+def test_however_many_forks_are_asked_for_they_are_refused_or_tried_fast(config, name):
+    method = "vine" if name == "rollouts" else "twice"
+    own = [f"credit.method={method}"] + ["credit.budget=none"] * (name == "twins")
+    begun = time.monotonic()
+    check(changed(config, [*own, f"credit.{name}=65535"]))
+    assert time.monotonic() - begun < 2  # seconds; thousands of forks take longer
+    with pytest.raises(UsageError, match=f"`credit.{name}` must be at most 65535, got"):
+        changed(config, [*own, f"credit.{name}=65536"])
+
+
+@pytest.mark.parametrize("judge", ["http://", "https:///v1", "http://[", "localhost:1"])
+def test_a_judge_without_a_host_is_refused(config, judge):
+    with pytest.raises(UsageError, match="`needs.judge` must be policy or an http address"):
+        changed(config, [f"needs.judge={judge}"])
 
 
 # The command line
@@ -119,7 +149,13 @@ def twice(monkeypatch, capsys):
         (["demo", "--set", "seed"], "takes path=value"),
         (["demo", "--set", "rollout.group_size=1"], "must be at least 2, got 1"),
         (["demo", "--set", "task.name=shop"], "Unknown task 'shop'"),
+        (["demo", "--set", "task.parts=100000"], "`task.parts`: "),
+        (
+            ["demo", "--set", "evaluation.questions=1017"],
+            "must be at most 1016, the test questions",
+        ),
         (["demo", "--resume"], "is no run"),
+        (["demo", "--fallback"], "`--fallback` is for --resume"),
     ],
 )
 def test_wrong_usage_is_one_sentence_and_exit_code_2_before_any_work(
@@ -161,6 +197,62 @@ def test_evaluate_refuses_what_is_no_training_run(twice, tmp_path, config):
     assert code == 2 and "no recipe" in error
     code, error = twice("evaluate", tmp_path / "empty")
     assert code == 2 and "has no checkpoint yet" in error
+    for wrong, named in (("task.parts=100000", "`task.parts`: "), ("seed=x", "`seed` must be int")):
+        code, error = twice("evaluate", tmp_path / "empty", "--set", wrong)
+        assert code == 2 and named in error
+
+
+def test_a_run_of_another_version_is_refused_by_its_field_or_has_defaults(twice, tmp_path, config):
+    run, tree = tmp_path / "run", asdict(config)
+    tree["learner"] = {"wings": 2}
+    create_run(run, command="x", configuration=tree, seed=5, started="now")
+    log = tmp_path / "episodes.jsonl"
+    log.write_text("")
+    for arguments in (
+        ["evaluate", run],
+        ["oracle", run, "--out", tmp_path / "out"],
+        ["retrofit", log, "--policy", run, "--out", tmp_path / "out"],
+        ["train", "demo", "--resume", "--out", run],
+    ):
+        code, error = twice(*arguments)
+        assert code == 2 and f"{run} was written by another version" in error, arguments
+        assert "does not have: learner.wings." in error
+    del tree["learner"]
+    create_run(tmp_path / "older", command="x", configuration=tree, seed=5, started="now")
+    assert shared.trained_config(tmp_path / "older", []) == config
+    assert reopened(tmp_path / "older", config).path == tmp_path / "older"
+
+
+def test_ctrl_c_is_said_once_and_ends_what_was_invoked_too(monkeypatch, capsys):
+    def interrupted(name):
+        app = typer.Typer()
+
+        @app.command()
+        def command() -> None:
+            raise KeyboardInterrupt
+
+        return typer.main.get_command(app)
+
+    monkeypatch.setattr(cli, "_command", interrupted)
+    assert called("train") == 130
+    assert capsys.readouterr().err == "twice: Stopped.\n"
+    with pytest.raises(KeyboardInterrupt):
+        cli.invoke("train", [])
+
+
+def test_weights_that_are_not_numbers_are_no_evaluation(
+    monkeypatch, capsys, tmp_path, policy, config, parity
+):
+    monkeypatch.setattr(shared, "warmed", lambda given: policy)
+    create_run(tmp_path / "run", command="x", configuration=asdict(config), seed=5, started="now")
+    ruined = {name: one.detach() * torch.nan for name, one in policy.model.named_parameters()}
+    folder = tmp_path / "run" / "checkpoints"
+    best = {"best": {"step": 3, "score": 0.5}}
+    save_checkpoint(folder, Checkpoint(3, ruined, {}, best), keep=1)
+    assert called("evaluate", tmp_path / "run", "--checkpoint", "best") == 1
+    assert "step-00000003 are ruined" in capsys.readouterr().err
+    assert called("evaluate", tmp_path / "run", "--checkpoint", "worst") == 2
+    assert "`--checkpoint` takes a step or best, got 'worst'" in capsys.readouterr().err
 
 
 def test_train_and_evaluate_work_together(monkeypatch, capsys, tmp_path, policy, config, parity):
@@ -173,7 +265,8 @@ def test_train_and_evaluate_work_together(monkeypatch, capsys, tmp_path, policy,
     told = json.loads((out / "run.json").read_text())["configuration"]
     assert (told["length"]["steps"], told["credit"]["method"]) == (1, "twice")
     assert called("evaluate", out, "--checkpoint", 1) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["step 1, sampled", "step 1, greedy"]
+    assert capsys.readouterr().out.startswith("run, step 1")
+    assert called("evaluate", out, "--checkpoint", "best") == 0
+    assert capsys.readouterr().out.startswith("run, step ")
     assert called("evaluate", out, "--checkpoint", 7) == 2
-    assert "it has: 1" in capsys.readouterr().err
+    assert "it has: 0, 1" in capsys.readouterr().err

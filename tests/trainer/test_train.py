@@ -1,13 +1,7 @@
 """The training loop: the same seed gives the same run, also when it was killed and resumed."""
 
 import dataclasses
-import json
-import os
-import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -15,16 +9,21 @@ import pytest
 import torch
 
 from trainer import train as module
-from trainer.checkpoint import load_checkpoint, newest
+from trainer.checkpoint import Checkpoint, load_checkpoint, newest
 from trainer.config import changed
 from trainer.policy import Policy, build_model
 from trainer.tasks import questions
-from trainer.train import data_fingerprint, train, train_tasks
+from trainer.tasks.questions import data_fingerprint
+from trainer.train import train, train_tasks
+from trainer.training import load_weights
 from twinstats.errors import UsageError
 from twinstats.records import Run, read, read_run
 
 METHODS = ("rloo", "independent", "twice")
-TABLES = ("metrics", "episodes", "turns", "pairs", "allocations", "credit", "texts", "evaluations")
+TABLES = (
+    *("metrics", "episodes", "turns", "pairs", "allocations", "credit", "texts"),
+    *("evaluations", "answers", "scores"),
+)
 
 
 class Killed(Exception):
@@ -38,10 +37,11 @@ def play(config, tokenizer, parity):
     def started():
         return "2025-01-01T00:00:00+00:00"
 
-    def play(out, *settings, resume=False, on_step=None, **fields):
+    def play(out, *settings, resume=False, fallback=False, on_step=None, **fields):
         own = changed(dataclasses.replace(config, **fields), settings)
         policy = Policy(build_model(own.model, seed=0), tokenizer)
-        return train(own, policy, out, started=started, resume=resume, on_step=on_step)
+        how = {"resume": resume, "fallback": fallback, "on_step": on_step}
+        return train(own, policy, out, started=started, **how)
 
     return play
 
@@ -71,7 +71,7 @@ def tables(run):
         if (run / table).is_dir():
             frame = read(run, table).drop("run").collect()
             if table == "metrics":
-                frame = frame.filter(~pl.col("name").str.starts_with("time/"))
+                frame = frame.filter(~pl.col("name").str.contains("^(time|memory)/"))
             found[table] = frame
     return found
 
@@ -205,48 +205,6 @@ def test_the_replay_flag_is_taken_up(play, tmp_path, monkeypatch):
         play(tmp_path / "run", on_step=kill)
     play(tmp_path / "run", resume=True)
     assert not made[1].exact_replay
-
-
-SCRIPT = """
-import json, sys
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from transformers import AutoTokenizer
-sys.path.insert(0, "tests/trainer")
-from conftest import Parity
-import trainer.setup
-trainer.setup.make_environment = lambda name: Parity()
-from trainer.config import from_dict
-from trainer.policy import Policy, build_model
-from trainer.train import train
-folder, out = Path(sys.argv[1]), Path(sys.argv[2])
-config = from_dict(json.loads((folder / "config.json").read_text()))
-policy = Policy(build_model(config.model, seed=0), AutoTokenizer.from_pretrained(folder))
-train(config, policy, out, started=lambda: "now", on_step=lambda step, _: print(step, flush=True))
-"""
-
-
-def test_a_process_that_is_killed_leaves_a_run_to_resume(
-    play, undisturbed, tmp_path, config, tokenizer
-):
-    own = changed(config, ["credit.method=twice"])
-    tokenizer.save_pretrained(tmp_path / "start")
-    (tmp_path / "start" / "config.json").write_text(json.dumps(dataclasses.asdict(own)))
-    out = tmp_path / "run"
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "start"), str(out)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    root = Path(module.__file__).parents[1]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=environment, cwd=root
-    ) as process:
-        for line in process.stdout:
-            if line.strip() == "3":
-                process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
-    assert newest(out / "checkpoints").name == "step-00000002"
-    found = results(play(out, "credit.method=twice", resume=True))
-    assert_same(found, undisturbed(play, "twice"))
 
 
 # What is refused
@@ -392,7 +350,7 @@ def test_weights_of_another_shape_are_refused_and_not_spread_over_the_models(pol
     own = {name: value.clone() for name, value in policy.model.named_parameters()}
     name = "model.norm.weight"
     for shape in ((1,), (3,)):
-        given = module.Checkpoint(1, own | {name: torch.full(shape, 7.0)}, {}, {})
+        given = Checkpoint(1, own | {name: torch.full(shape, 7.0)}, {}, {})
         with pytest.raises(UsageError, match="weights are not those of this model"):
-            module.load_weights(policy, given)
+            load_weights(policy, given)
     assert torch.equal(dict(policy.model.named_parameters())[name], own[name])

@@ -47,6 +47,34 @@ def test_the_size_of_a_noisy_truth_is_that_of_all_seeds_and_an_error_may_be_nega
     assert read(only(rows), "mse", 2.0)[0] == pytest.approx(expected[:, 0])
 
 
+BLANK = dict.fromkeys(("tokens", "auxiliary_tokens", "base_tokens", "num_turns", "error"))
+BLANK |= dict.fromkeys(("credit_square", "credit_truth", "truth_square"))
+
+
+def test_a_seed_that_no_method_has_numbers_of_is_left_out_of_all():
+    rows = [
+        point(method=method, seed=seed, credit_square=5.0 + seed)
+        | ({} if seed else BLANK | {"reason": "no turn has a reference"})
+        for method in ("twice", "vine")
+        for seed in range(3)
+    ]
+    found = curves(rows)["s"]
+    rest = curves([row for row in rows if row["seed"]])["s"]
+    for method, curve in found.items():
+        assert curve.seeds == (1, 2) and curve.reason is None
+        assert read(curve, "mse", 2.0)[0].tolist() == read(rest[method], "mse", 2.0)[0].tolist()
+    none = curves([row for row in rows if not row["seed"]])["s"]["vine"]
+    assert none.knobs == () and read(none, "mse", 2.0)[1] == "no turn has a reference"
+
+
+def test_a_method_without_numbers_where_others_have_some_says_why():
+    rows = [point(method=method, seed=seed) for method in ("twice", "vine") for seed in range(2)]
+    rows[1] |= BLANK | {"reason": "no credit"}
+    found = curves(rows)["s"]
+    assert read(found["twice"], "mse", 2.0)[1] == "no credit"
+    assert found["vine"].seeds == (0, 1) and found["vine"].reason is None
+
+
 def test_no_noise_is_the_exact_truth_bit_for_bit():
     rows = [point(seed=seed, credit_square=5.0 + seed) for seed in range(2)]
     exact = only(rows).metrics

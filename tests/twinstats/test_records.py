@@ -284,3 +284,20 @@ def test_what_a_killed_writer_left_is_gone_once_the_run_goes_on(tmp_path):
     left.write_bytes(b"half")
     reopen_run(run.path, {})
     assert not left.exists()
+
+
+def test_half_a_run_json_of_a_killed_writer_is_no_run(tmp_path):
+    (tmp_path / "run.4711.tmp").write_text('{"schema"')
+    run = create_run(tmp_path, command="c", configuration={}, seed=0, started="now")
+    assert [path.name for path in run.path.iterdir()] == ["run.json"]
+    (tmp_path / "run.4712.tmp").write_text("half an end")
+    reopen_run(tmp_path, {})
+    assert [path.name for path in run.path.iterdir()] == ["run.json"]
+
+
+def test_fields_that_may_change_and_what_a_configuration_means_now(tmp_path):
+    create_run(tmp_path, command="c", configuration={"a": {"b": 1}}, seed=0, started="now")
+    with pytest.raises(UsageError, match=r"another configuration: a.b \(1 -> 2\)"):
+        reopen_run(tmp_path, {"a": {"b": 2}})
+    reopen_run(tmp_path, {"a": {"b": 2}}, free=["a.b"])
+    reopen_run(tmp_path, {"a": {"b": 2}}, understood=lambda stored: {"a": {"b": 2}})

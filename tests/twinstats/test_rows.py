@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from twinstats.rows import (
     credit_rows,
     episode_rows,
     is_equal_decision,
+    is_null_that_differs,
     is_same_play,
     null_disagreements,
     pair_rows,
@@ -143,6 +146,17 @@ def test_null_twins_that_disagree_are_counted_by_token_and_by_outcome():
     others = [TWIN, fork([1, 2, 4], 0.0, action=KEEP, luck=FRESH)]
     assert null_disagreements(nulls + others) == (4, 3, 2)
     assert null_disagreements([]) == (0, 0, 0)
+
+
+def test_a_null_twin_differs_unless_it_failed_for_another_reason_than_its_replay():
+    failed = fork([1, 2], None, action=KEEP)
+    other = dataclasses.replace(failed, info={"reason": "replay differs", "replay_differs": True})
+    assert not is_null_that_differs(failed) and is_null_that_differs(other)
+    assert not is_null_that_differs(fork([1, 2, 3], 1.0, action=KEEP))
+    assert is_null_that_differs(fork([1, 2, 4], 1.0, action=KEEP))
+    assert is_null_that_differs(fork([1, 2, 3], 0.0, action=KEEP))
+    assert not is_null_that_differs(fork([1, 2, 4], 0.0, action=KEEP, luck=FRESH))
+    assert not is_null_that_differs(TWIN)
 
 
 def test_credit_rows_carry_share_and_truth():

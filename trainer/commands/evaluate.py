@@ -1,30 +1,57 @@
 """`twice evaluate`."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainer.commands.shared import Settings, trained_config, trained_policy
+from trainer.commands.score_tables import print_tables, score_tables
+from trainer.commands.shared import Settings, Which, now, trained_config, trained_policy
+from twinstats.records import create_run, refuse_existing
+
+if TYPE_CHECKING:
+    from trainer.config import Config
+    from trainer.evaluate import Evaluation
 
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run folder of `twice train`.")],
-    checkpoint: Annotated[int | None, typer.Option(help="Step; default the newest.")] = None,
+    checkpoint: Which = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write, for `twice compare`; default none.")
+    ] = None,
     settings: Settings = None,
 ) -> None:
-    """Evaluate a run's checkpoint on the test questions, sampled and greedy."""
+    """Evaluate a run's checkpoint on the test questions, sampled and greedy.
+
+    Each question is answered once greedily and `evaluation.samples` times sampled.
+    """
     from trainer.evaluate import evaluate as evaluate_policy
     from trainer.evaluate import evaluation_tasks
-    from trainer.setup import make_rollout
+    from trainer.setup import check_play, make_rollout
 
     config = trained_config(run, settings or [])
+    check_play(config)
+    evaluation_tasks(config)
+    if out is not None:
+        refuse_existing(out, remedy="name another folder")
+    started = now()
     policy, step = trained_policy(run, checkpoint, config)
-    rollout = make_rollout(policy, config)
-    for label, temperature in (("sampled", None), ("greedy", 0.0)):
-        found, _ = evaluate_policy(rollout, evaluation_tasks(config), 0, temperature=temperature)
-        typer.echo(
-            f"step {step}, {label}: exact match {found.exact_match:.3f} "
-            f"(standard error {found.stderr:.3f}, {found.num_questions} questions), "
-            f"all right {found.all_right:.3f}"
-        )
+    found = evaluate_policy(make_rollout(policy, config), config)
+    if out is not None:
+        _write(found, config, out, step=step, started=started)
+    print_tables(*score_tables(found.scores, f"{run.name}, step {step}"))
+
+
+def _write(found: "Evaluation", config: "Config", out: Path, *, step: int, started: str) -> None:
+    run = create_run(
+        out,
+        command="twice evaluate",
+        configuration=asdict(config),
+        seed=config.seed,
+        started=started,
+    )
+    for table, rows in found.tables.items():
+        run.write(table, step, rows)
+    run.finish(now())

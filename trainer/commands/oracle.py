@@ -8,6 +8,7 @@ import typer
 
 from trainer.commands.shared import (
     Settings,
+    Which,
     now,
     progress_bar,
     trained_config,
@@ -29,9 +30,7 @@ def oracle(
         typer.Argument(metavar="RECIPE|RUN", help="Whose policy: before training, or of a run."),
     ],
     out: Annotated[Path, typer.Option(help="Run folder to write.")],
-    checkpoint: Annotated[
-        int | None, typer.Option(help="Step of a RUN; default the newest.")
-    ] = None,
+    checkpoint: Which = None,
     settings: Settings = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the first unfinished batch.")
@@ -107,6 +106,7 @@ def _floor_study(config: Config, settings: list[str]) -> Callable[..., list[str]
             f"{row['setting']}, {row['variant']}, {row['outcome']}: of {row['num_nulls']} null "
             f"twins {row['num_differing']} drew other tokens or failed; "
             + ("no floor" if row["floor"] is None else f"floor {row['floor']:.4f}")
+            + ("" if row["at_risk"] is None else f"; {row['at_risk']:.1%} of tokens near a tie")
             for row in rows
         ]
 
@@ -114,7 +114,7 @@ def _floor_study(config: Config, settings: list[str]) -> Callable[..., list[str]
 
 
 def _policy_of(
-    name: str, checkpoint: int | None, config: Config
+    name: str, checkpoint: str | None, config: Config
 ) -> "tuple[Policy, dict[str, str | int]]":
     """The policy of a recipe or of a run's checkpoint, and what `run.json` says of it."""
     if name in RECIPES:

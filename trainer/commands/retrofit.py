@@ -6,7 +6,14 @@ from typing import Annotated
 
 import typer
 
-from trainer.commands.shared import Settings, now, progress_bar, trained_config, trained_policy
+from trainer.commands.shared import (
+    Settings,
+    Which,
+    now,
+    progress_bar,
+    trained_config,
+    trained_policy,
+)
 from twinstats.records import refuse_existing
 
 _SHOWN = 5  # failures that are named on the terminal
@@ -18,7 +25,7 @@ def retrofit(
     ],
     policy: Annotated[Path, typer.Option(help="Run folder of the policy that sampled them.")],
     out: Annotated[Path, typer.Option(help="Run folder to write.")],
-    checkpoint: Annotated[int | None, typer.Option(help="Step; default the newest.")] = None,
+    checkpoint: Which = None,
     settings: Settings = None,
 ) -> None:
     """Credit the turns of episodes that were sampled elsewhere, by twins that share their luck.

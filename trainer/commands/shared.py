@@ -20,6 +20,11 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Change one field: path=value.", metavar="P=V")
 ]
 
+Which = Annotated[
+    str | None,
+    typer.Option("--checkpoint", help="A step, or best; default the newest.", metavar="STEP|best"),
+]
+
 
 def warmed(config: Config) -> "Policy":
     """The policy of a configuration before it is trained: pretrained, or warmed up here."""
@@ -41,24 +46,29 @@ def warmed(config: Config) -> "Policy":
 
 def trained_config(run: Path, settings: list[str]) -> Config:
     """The configuration of a training run, changed; never its model."""
-    trained = from_dict(read_run(run)["configuration"])
+    trained = from_dict(read_run(run)["configuration"], where=str(run))
     config = changed(trained, settings)
-    if config.model != trained.model:
-        raise UsageError("`--set model` cannot change the model that a checkpoint is of.")
+    if (config.model, config.lora) != (trained.model, trained.lora):
+        raise UsageError(
+            "`--set` cannot change the model that a checkpoint is of, nor its adapters."
+        )
     return config
 
 
-def trained_policy(run: Path, checkpoint: int | None, config: Config) -> "tuple[Policy, int]":
-    """The policy of a run's checkpoint, and its step."""
-    from trainer.checkpoint import load_checkpoint, newest
-    from trainer.train import load_weights
+def trained_policy(run: Path, checkpoint: str | None, config: Config) -> "tuple[Policy, int]":
+    """The policy of a run's checkpoint (a step, best, or null: the newest), and its step."""
+    from trainer.checkpoint import load_checkpoint, named
+    from trainer.policy.lora import add_adapters
+    from trainer.training import load_weights, refuse_ruined
 
-    path = newest(run / "checkpoints", checkpoint)
+    path = named(run / "checkpoints", checkpoint)
     if path is None:
         raise UsageError(f"{run} has no checkpoint yet.")
     loaded = load_checkpoint(path)
     policy = warmed(config)
+    add_adapters(policy.model, config.lora, seed=config.seed)
     load_weights(policy, loaded)
+    refuse_ruined(policy, str(path))
     return policy, loaded.step
 
 

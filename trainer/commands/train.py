@@ -1,54 +1,129 @@
 """`twice train`."""
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainer.commands.shared import Settings, now, progress_bar, warmed
+from trainer.commands.dry_run import dry_run
+from trainer.commands.progress import training_progress
+from trainer.commands.score_tables import last_scores, print_tables
+from trainer.commands.shared import Settings, now, warmed
 from trainer.config import Config, changed
-from trainer.recipes import recipe
-from twinstats.records import refuse_existing, reopen_run
+from trainer.recipes import RECIPES, recipe
+from trainer.sigterm import Sigterm
+from twinstats.errors import UsageError
+from twinstats.records import refuse_existing
+
+if TYPE_CHECKING:
+    from trainer.distributed.processes import Processes
 
 
 def train(
-    name: Annotated[str, typer.Argument(metavar="RECIPE", help="What to train: demo, smollm.")],
-    out: Annotated[Path, typer.Option(help="Run folder to write.")],
+    name: Annotated[
+        str, typer.Argument(metavar="RECIPE", help=f"What to train: {', '.join(RECIPES)}.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="Run folder to write.")] = None,
     settings: Settings = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint.")
     ] = False,
+    fallback: Annotated[
+        bool,
+        typer.Option(
+            "--fallback", help="With --resume: where that is damaged, from the newest whole one."
+        ),
+    ] = False,
+    dry: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print what it would take on H200s, and start nothing."),
+    ] = False,
+    gpus: Annotated[int, typer.Option(min=1, help="With --dry-run: GPUs that learn.")] = 1,
 ) -> None:
-    """Train an agent with a recipe; any field can be changed by --set."""
-    run_training(changed(recipe(name), settings or []), out, resume=resume)
+    """Train an agent with a recipe; any field can be changed by --set.
+
+    SIGTERM ends it after the step in progress, which is saved.
+    """
+    if dry:
+        dry_run(changed(recipe(name), settings or []), gpus=gpus)
+        return
+    if out is None:
+        raise UsageError("`--out` must name the run folder to write.")
+    if fallback and not resume:
+        raise UsageError("`--fallback` is for --resume.")
+    run_training(changed(recipe(name), settings or []), out, resume=resume, fallback=fallback)
 
 
-def run_training(config: Config, out: Path, *, resume: bool = False) -> Path:
-    """Warms up (or takes from the cache) and trains, with progress bars."""
+def run_training(
+    config: Config, out: Path, *, resume: bool = False, fallback: bool = False
+) -> Path:
+    """Warms up (or takes from the cache) and trains, with progress bars.
+
+    As one of several processes that `torchrun` started, it follows rank 0.
+
+    Raises:
+        UsageError: A run that cannot be made.
+        Stopped: SIGTERM came.
+    """
+    from trainer.distributed.processes import joined
+
+    with Sigterm() as sigterm, joined() as processes:
+        if processes.leads:
+            return _trained(config, out, sigterm, processes, resume=resume, fallback=fallback)
+        return _followed(config, out, processes)
+
+
+def _followed(config: Config, out: Path, processes: "Processes") -> Path:
+    from trainer.train import follow
+
+    processes.wait()  # until rank 0 has checked the run, and warmed the policy up
+    follow(config, warmed(config), processes)
+    return out
+
+
+def _trained(
+    config: Config,
+    out: Path,
+    sigterm: Sigterm,
+    processes: "Processes",
+    *,
+    resume: bool,
+    fallback: bool,
+) -> Path:
+    from trainer.distributed.processes import check_processes
+    from trainer.evaluate import evaluation_tasks
     from trainer.setup import check
     from trainer.train import train as train_policy
     from trainer.train import train_tasks
 
     check(config)  # what is refused is refused before the warm-up
+    check_processes(config, processes)
     train_tasks(config, step=1)
+    evaluation_tasks(config)
     _check_folder(out, config, resume=resume)
     policy = warmed(config)
-    with progress_bar() as bar:
-        task = bar.add_task(f"{config.credit.method}", total=config.length.steps, note="")
-
-        def on_step(step: int, metrics: dict[str, float]) -> None:
-            share, tokens = metrics["train/outcome_share"], metrics["train/total_tokens"]
-            limit = config.length.total_tokens
-            done = tokens / limit * config.length.steps if limit else step
-            bar.update(task, completed=done, note=f"right {share:.2f}  tokens {tokens:,.0f}")
-
-        return train_policy(config, policy, out, started=now, resume=resume, on_step=on_step)
+    processes.wait()
+    with training_progress(config) as on_step:
+        run = train_policy(
+            config,
+            policy,
+            out,
+            started=now,
+            resume=resume,
+            fallback=fallback,
+            on_step=on_step,
+            sigterm=sigterm,
+            processes=processes,
+        )
+    print_tables(last_scores(run)[0], stderr=True)
+    return run
 
 
 def _check_folder(out: Path, config: Config, *, resume: bool) -> None:
     """Refuses the folders that `train` refuses."""
+    from trainer.training import reopened
+
     if resume:
-        reopen_run(out, asdict(config))
+        reopened(out, config)
     else:
         refuse_existing(out)

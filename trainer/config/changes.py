@@ -80,25 +80,47 @@ def _flag(text: str, path: str) -> bool:
     return words[text.lower()]
 
 
-def from_dict(values: dict[str, Any]) -> Config:
-    """The configuration that `dataclasses.asdict` gave these values.
+def from_dict(values: dict[str, Any], *, where: str = "The configuration") -> Config:
+    """The configuration that `dataclasses.asdict` gave these values, maybe in another version.
+
+    A field that this version has and the values lack takes its default.
+
+    Args:
+        values: Those of all fields, as a tree.
+        where: What they are of, for messages.
 
     Raises:
         UsageError: A field that this version does not have, or no recipe: no training run.
     """
     if "recipe" not in values:
-        raise UsageError("The configuration names no recipe: it is not that of a training run.")
+        raise UsageError(f"{where} names no recipe: it is not that of a training run.")
+    strange = _strange(Config, values)
+    if strange:
+        raise UsageError(
+            f"{where} was written by another version, with fields that this one does not have: "
+            f"{', '.join(strange)}."
+        )
     config: Config = _built(Config, values)
     return config
+
+
+def _strange(kind: Any, values: Any, prefix: str = "") -> list[str]:
+    """Dotted paths of values that are no fields."""
+    if not isinstance(values, dict):
+        return []
+    hints, found = typing.get_type_hints(kind), []
+    for name, value in values.items():
+        if name not in hints:
+            found.append(f"{prefix}{name}")
+        elif dataclasses.is_dataclass(hints[name]):
+            found += _strange(hints[name], value, f"{prefix}{name}.")
+    return found
 
 
 def _built(kind: Any, values: dict[str, Any]) -> Any:
     if not isinstance(values, dict):
         raise UsageError(f"The configuration must hold fields of {kind.__name__}, got {values!r}.")
     hints = typing.get_type_hints(kind)
-    for name in values:
-        if name not in hints:
-            raise unknown("configuration key", name, hints)
     return kind(
         **{
             name: _built(hints[name], value) if dataclasses.is_dataclass(hints[name]) else value

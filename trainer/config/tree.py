@@ -5,6 +5,7 @@ A field exists only if a second value is in use. Leaves out where the defaults c
 
 import functools
 import math
+import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -57,6 +58,11 @@ _LEAST: dict[str, float] = {
     "checkpoint.every": 1,
     "checkpoint.keep": 1,
     "log.text_rows": 0,
+}
+_MOST: dict[str, float] = {  # a noise key has 16 bits for the number of a twin
+    "credit.twins": 65_535,
+    "credit.rollouts": 65_535,
+    "credit.budget": 65_535,
 }
 _POSITIVE = (
     "rollout.temperature",
@@ -258,7 +264,10 @@ class LearnerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW. The rate goes up over `warmup_steps` and then, by `schedule`, down to 0 at the end."""
+    """AdamW. The rate goes up over `warmup_steps` and then, by `schedule`, down to 0 at the end.
+
+    The end is that of the steps or of `length.total_tokens`, whichever is nearer.
+    """
 
     learning_rate: float = 3e-5
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -344,14 +353,25 @@ class Config:
                 raise UsageError(f"`{path}` must be finite, got {value}.")
             if value is not None and path in _LEAST and value < _LEAST[path]:
                 raise UsageError(f"`{path}` must be at least {_LEAST[path]}, got {value}.")
+            if value is not None and path in _MOST and value > _MOST[path]:
+                raise UsageError(f"`{path}` must be at most {_MOST[path]}, got {value}.")
             if value is not None and path in _POSITIVE and not value > 0:
                 raise UsageError(f"`{path}` must be above 0, got {value}.")
             if path in _SHARES and not 0 <= value <= 1:
                 raise UsageError(f"`{path}` must be in [0, 1], got {value}.")
         _check_texts("credit.options", self.credit.options)
         judge = self.needs.judge
-        if judge != "policy" and not judge.startswith(("http://", "https://")):
+        if judge != "policy" and not _is_address(judge):
             raise UsageError(f"`needs.judge` must be policy or an http address, got {judge!r}.")
+
+
+def _is_address(text: str) -> bool:
+    """Whether a text is http:// or https:// and names a host."""
+    try:
+        parts = urllib.parse.urlsplit(text)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 def _check_texts(path: str, values: Any) -> None:

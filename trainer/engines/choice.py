@@ -8,6 +8,7 @@ from trainer.engines.hf import HfEngine
 from trainer.engines.parity import Parity
 from trainer.engines.requests import Ending
 from trainer.engines.servers import ServerEngine, addresses_in
+from trainer.engines.stops import StopTexts
 from trainer.engines.vllm import VllmEngine, make_llm
 from trainer.noise import sources
 from trainer.noise.sources import Sampler
@@ -19,13 +20,15 @@ def check_engine(config: Config) -> None:
     """Refuses an engine that cannot be made, before anything is paid for it.
 
     Raises:
-        UsageError: Servers for another engine than vLLM, addresses that are none, vLLM in this
+        UsageError: What is vLLM's for another engine, addresses that are none, vLLM in this
             process without memory or where it is not installed, or a coupling that it lacks.
     """
     engine = config.engine
     servers = addresses_in(engine.servers)
     if engine.name == "hf" and servers:
         raise UsageError("`engine.servers` are vLLM's: set `engine.name=vllm` too.")
+    if engine.name == "hf" and engine.batch_invariant:
+        raise UsageError("`engine.batch_invariant` is vLLM's: set `engine.name=vllm` too.")
     if engine.name == "vllm" and config.credit.options.get("coupling") == "maximal":
         raise UsageError("`credit.options.coupling=maximal` needs `engine.name=hf`: vLLM lacks it.")
     if engine.name == "vllm" and not servers and engine.cache_mib < 1:
@@ -38,7 +41,12 @@ def check_engine(config: Config) -> None:
 
 
 def make_engine(
-    policy: Policy, config: Config, *, stop: frozenset[int], sampler: Sampler = sources.sample
+    policy: Policy,
+    config: Config,
+    *,
+    stop: frozenset[int],
+    texts: StopTexts | None = None,
+    sampler: Sampler = sources.sample,
 ) -> Engine:
     """The engine of a run, in sync with the policy.
 
@@ -46,6 +54,7 @@ def make_engine(
         policy: Model and tokenizer.
         config: The run's.
         stop: Ids that end a turn.
+        texts: Texts that end a turn as well.
         sampler: What draws the tokens in `hf`; vLLM has keyed noise inside.
 
     Raises:
@@ -59,6 +68,7 @@ def make_engine(
             policy.model,
             stop=stop,
             max_turn_tokens=config.rollout.max_turn_tokens,
+            texts=texts,
             max_batch=config.rollout.max_batch,
             drafts=config.engine.drafts,
             cache_mib=config.engine.cache_mib,
@@ -66,12 +76,12 @@ def make_engine(
         )
     if sampler is not sources.sample:
         raise ValueError("`sampler` needs `engine.name=hf`: vLLM draws with keyed noise alone.")
-    return _vllm_engine(policy, config, stop)
+    ending = Ending(stop=stop, max_tokens=config.rollout.max_turn_tokens, texts=texts)
+    return _vllm_engine(policy, config, ending)
 
 
-def _vllm_engine(policy: Policy, config: Config, stop: frozenset[int]) -> Engine:
+def _vllm_engine(policy: Policy, config: Config, ending: Ending) -> Engine:
     engine, max_length = config.engine, config.model.max_length
-    ending = Ending(stop=stop, max_tokens=config.rollout.max_turn_tokens)
     parity = Parity(policy, longest=max_length, tolerance=engine.parity_nats)
     if engine.servers:
         return ServerEngine(

@@ -61,8 +61,8 @@ class Client:
         body = {
             "request_id": name,
             "prompt": list(request.prompt),
-            "max_tokens": request.ending.max_tokens,
-            "stop_token_ids": sorted(request.ending.stop),
+            "max_tokens": request.max_tokens,
+            "stop_token_ids": sorted(request.ending.pauses),
             "ignore_eos": True,
             "temperature": 0,  # the processor has left one token
             "logprobs": 0,
@@ -134,7 +134,9 @@ class Client:
                 f"did not answer in {self._timeout_seconds:g} seconds ({type(error).__name__})"
             ) from error
         except httpx.HTTPError as error:
-            raise ServerError(f"{type(error).__name__}: {error}") from error
+            is_unreachable = isinstance(error, httpx.ConnectError)
+            what = "cannot be reached" if is_unreachable else "broke a request off"
+            raise ServerError(f"{what} ({type(error).__name__}: {error})") from error
         return _read(response.status_code, content)
 
     def _checked(self, reply: Any, request: TurnRequest, name: str) -> Answer:
@@ -154,9 +156,7 @@ class Client:
                 _is_count(token) and token < self._vocabulary for token in tokens
             ),
             "another request": named != f"cmpl-{name}" or prompt != request.prompt,
-            f"no whole turn of at most {request.ending.max_tokens} tokens": not request.fits(
-                tokens
-            ),
+            f"no whole turn of at most {request.max_tokens} tokens": not request.fits(tokens),
             "not one log-probability a token": len(logprobs) != len(tokens)
             or not all(map(_is_logprob, logprobs)),
             "more cached tokens than the prompt has": not _is_count(cached) or cached > len(prompt),

@@ -15,8 +15,11 @@ from trainer.engines import Counts, Session
 from trainer.engines.batch import Batch, Slot
 from trainer.engines.drafts import num_equal, trimmed
 from trainer.engines.prefixes import PrefixStore
+from trainer.engines.requests import Ending
+from trainer.engines.stops import StopTexts
 from trainer.noise import sources
 from trainer.noise.sources import Sampler
+from trainer.policy import entropies
 from twinstats.noise import LogitsError
 
 # M places after which a token is drawn, V vocabulary, E hidden dimension
@@ -31,6 +34,7 @@ class HfEngine:
         model: The policy; its weights are read at each call, so it is always in sync.
         stop: Ids that end a turn.
         max_turn_tokens: A turn without a stop id ends here.
+        texts: Texts that end a turn as well.
         max_batch: Rows decoded together; a finished row is given to the next session.
         drafts: Whether sessions are asked for drafts. Same tokens, often sooner.
         cache_mib: Bound on the keys and values that are kept of sessions, 2**20 bytes; those of
@@ -44,14 +48,14 @@ class HfEngine:
         *,
         stop: frozenset[int],
         max_turn_tokens: int,
+        texts: StopTexts | None = None,
         max_batch: int = 128,
         drafts: bool = False,
         cache_mib: int = 2048,
         sampler: Sampler = sources.sample,
     ) -> None:
         self._model = model
-        self._stop = stop
-        self._max_turn_tokens = max_turn_tokens
+        self._ending = Ending(stop=stop, max_tokens=max_turn_tokens, texts=texts)
         self._max_batch = max_batch
         self._drafts = drafts
         self._sampler = sampler
@@ -81,7 +85,7 @@ class HfEngine:
 
     def ends(self, tokens: Sequence[int]) -> bool:
         """Whether a turn is over with the last of these tokens: a stop id, or all it may have."""
-        return tokens[-1] in self._stop or len(tokens) >= self._max_turn_tokens
+        return self._ending.ends(tokens)
 
     def sync(self) -> None:
         """Forgets what was encoded with other weights; they are read at each call."""
@@ -158,7 +162,7 @@ class HfEngine:
         self.counts.sampled += len(scored)
         if not self.ends(slot.tokens):
             return True
-        following = slot.session.advance(slot.turn(is_stopped=slot.tokens[-1] in self._stop))
+        following = slot.session.advance(slot.turn(is_stopped=self._ending.is_stopped(slot.tokens)))
         if following is None:
             batch.remember(row, len(slot.trace.ids) - 1, hidden_TE[-1])
             return False
@@ -182,9 +186,8 @@ def _scores(
 ) -> Iterator[tuple[float, float]]:
     """Log-probability of each token, and the entropy of what it was drawn from."""
     logprobs_TV = torch.log_softmax(logits_TV / (temperature or 1.0), dim=-1)
-    entropies = -(logprobs_TV.exp() * logprobs_TV).nansum(-1)
     chosen = logprobs_TV.gather(1, torch.tensor(tokens, device=logits_TV.device)[:, None])[:, 0]
-    return zip(chosen.tolist(), entropies.tolist(), strict=True)
+    return zip(chosen.tolist(), entropies(logprobs_TV).tolist(), strict=True)
 
 
 class _Weights:

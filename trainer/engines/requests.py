@@ -5,9 +5,10 @@ clean model at temperature 1. Leaves out how a request travels (`vllm`, `client`
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainer.engines import Counts, SampledTurn, Session
+from trainer.engines.stops import StopTexts
 from trainer.noise.sources import Noise
 from trainer.processors.request import KeyedRequest
 from twinstats.errors import UsageError
@@ -21,40 +22,69 @@ class Ending:
     Attributes:
         stop: Ids that end it.
         max_tokens: It ends here without one.
+        texts: Texts that end it.
     """
 
     stop: frozenset[int]
     max_tokens: int
+    texts: StopTexts | None = None
 
     def ends(self, tokens: Sequence[int]) -> bool:
         """Whether a turn is over with the last of these tokens."""
-        return tokens[-1] in self.stop or len(tokens) >= self.max_tokens
+        return self.is_stopped(tokens) or len(tokens) >= self.max_tokens
+
+    def is_stopped(self, tokens: Sequence[int]) -> bool:
+        """Whether the last of these tokens ends a turn, whatever the limit."""
+        by_text = self.texts is not None and self.texts.end(tokens)
+        return tokens[-1] in self.stop or by_text
+
+    @property
+    def pauses(self) -> frozenset[int]:
+        """Ids at which an engine that knows ids alone hands a turn over: they may end it."""
+        return self.stop if self.texts is None else self.stop | self.texts.closers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRequest:
-    """A turn to be sampled.
+    """A turn to be sampled, or the rest of one.
 
     Attributes:
-        prompt: All tokens before it.
+        prompt: All tokens before it; then those of the turn that are sampled already.
         keyed: Whose noise draws it, at which temperature.
         ending: When it is over.
+        sampled: The tokens of the turn that are sampled already.
     """
 
     prompt: tuple[int, ...]
     keyed: KeyedRequest
     ending: Ending
+    sampled: tuple[int, ...] = ()
+
+    @property
+    def max_tokens(self) -> int:
+        """The most that is left to be sampled."""
+        return self.ending.max_tokens - len(self.sampled)
+
+    def rest(self, tokens: Sequence[int]) -> "TurnRequest":
+        """The request for what comes after some more tokens of the turn."""
+        sampled = (*self.sampled, *tokens)
+        keyed = replace(self.keyed, position=len(sampled))
+        return replace(self, prompt=(*self.prompt, *tokens), keyed=keyed, sampled=sampled)
 
     def excess(self, context: int) -> str | None:
         """Why the turn may not fit into a context of so many tokens; null where it does."""
-        length = len(self.prompt) + self.ending.max_tokens
+        length = len(self.prompt) + self.max_tokens
         if length <= context:
             return None
         return f"the turn may need {length} tokens, and the context has {context}"
 
     def fits(self, tokens: Sequence[int]) -> bool:
-        """Whether tokens are a whole turn: over with the last of them, and not before."""
-        ends = [self.ending.ends(tokens[: size + 1]) for size in range(len(tokens))]
+        """Whether tokens go to where the turn may be over: with the last of them, not before."""
+        turn, pauses = (*self.sampled, *tokens), self.ending.pauses
+        ends = [
+            turn[size - 1] in pauses or size >= self.ending.max_tokens
+            for size in range(len(self.sampled) + 1, len(turn) + 1)
+        ]
         return bool(ends) and ends[-1] and not any(ends[:-1])
 
 
@@ -95,6 +125,7 @@ class Player:
         self._ending, self._temperature = ending, temperature
         self._encoded = 0  # tokens of the prompt that went into the model for the turn before
         self._is_first = True
+        self._logprobs: tuple[float, ...] = ()  # of the turn, so far
         self.attempts, self.is_over = 0, False
         self.request = self._request(tuple(session.start()))
 
@@ -111,23 +142,27 @@ class Player:
         self._session.fail(reason)
 
     def take(self, answer: Answer) -> None:
-        """Gives the session its turn; there is another request unless it is over."""
+        """Gives the session its turn if it is whole; there is another request unless it is over."""
+        before = (*self.request.prompt, *answer.tokens)
+        tokens = (*self.request.sampled, *answer.tokens)
+        self._logprobs += answer.logprobs
+        self._encoded, self._is_first = len(before) - 1, False  # the last token never went in
+        self.attempts = 0
+        if not self._ending.ends(tokens):
+            self.request = self.request.rest(answer.tokens)
+            return
         # greedy turns have the law at temperature 1, as in the `hf` engine
         is_known = self._temperature in (0, 1)
         turn = SampledTurn(
-            tokens=answer.tokens,
-            logprobs=answer.logprobs if is_known else None,
+            tokens=tokens,
+            logprobs=self._logprobs if is_known else None,
             entropy=None,
-            is_stopped=answer.tokens[-1] in self._ending.stop,
+            is_stopped=self._ending.is_stopped(tokens),
         )
         following = self._session.advance(turn)
-        if following is None:
-            self.is_over = True
-            return
-        before = (*self.request.prompt, *answer.tokens)
-        self._encoded, self._is_first = len(before) - 1, False  # the last token never went in
-        self.attempts = 0
-        self.request = self._request((*before, *following))
+        self.is_over, self._logprobs = following is None, ()
+        if following is not None:
+            self.request = self._request((*before, *following))
 
     def _request(self, prompt: tuple[int, ...]) -> TurnRequest:
         keyed = KeyedRequest(key=_key(self._session.key()), temperature=self._temperature)

@@ -6,6 +6,7 @@ the weights of now. Leaves out starting servers (`serve`).
 """
 
 import math
+import re
 import shutil
 import tempfile
 import threading
@@ -25,31 +26,45 @@ from trainer.engines.client import Client, Refusal, ServerError
 from trainer.engines.parity import Parity, Reading
 from trainer.engines.requests import Answer, Ending, Player
 from trainer.policy import Policy
+from trainer.policy.lora import plain_weights
 from twinstats.errors import UsageError
 
 _PAUSE_SECONDS = 60.0  # then twice, four times ... as long while it goes on failing,
 _MOST_DOUBLINGS = 5  # up to half an hour
+_HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?|[0-9a-f:.]*:[0-9a-f:.]*")  # a name, or IPv6
 
 
 def addresses_in(text: str) -> list[str]:
     """The addresses in a comma-separated list; http:// where none says otherwise.
 
+    They come in one spelling: lower case, without a port that is the scheme's own.
+
     Raises:
-        UsageError: One that is no address, or given twice.
+        UsageError: One that is no address, holds more than one, or is given twice.
     """
-    found = []
+    found: list[str] = []
     for word in filter(None, map(str.strip, text.split(","))):
-        address = (word if "://" in word else f"http://{word}").rstrip("/")
-        try:
-            url = httpx.URL(address)
-        except httpx.InvalidURL as error:
-            raise UsageError(f"`engine.servers` has no address in {word!r}: {error}.") from error
-        if url.scheme not in ("http", "https") or not url.host or url.path != "/":
-            raise UsageError(f"`engine.servers` takes http://HOST:PORT, got {word!r}.")
+        address = _address(word)
         if address in found:
             raise UsageError(f"`engine.servers` names {address} twice.")
         found.append(address)
     return found
+
+
+def _address(word: str) -> str:
+    """The one spelling of an address."""
+    if "@" in word:  # what is before it may be a password: it is not repeated
+        raise UsageError("`engine.servers` takes http://HOST:PORT, without user or password.")
+    try:
+        url = httpx.URL((word if "://" in word else f"http://{word}").lower())
+    except httpx.InvalidURL as error:
+        raise UsageError(f"`engine.servers` has no address in {word!r}: {error}.") from error
+    has_port = url.port is None or 0 < url.port < 2**16
+    is_host = _HOST.fullmatch(url.raw_host.decode()) and has_port
+    is_bare = url.raw_path == b"/" and not url.fragment
+    if url.scheme not in ("http", "https") or not (is_host and is_bare):
+        raise UsageError(f"`engine.servers` takes http://HOST:PORT, got {word!r}.")
+    return f"{url.scheme}://{url.netloc.decode()}"
 
 
 @dataclass(slots=True)
@@ -165,9 +180,9 @@ class ServerEngine:
                 learner's; or no server works.
         """
         before, self._folder = self._folder, Path(tempfile.mkdtemp(dir=self._root))
-        weights = self._policy.model.named_parameters()
+        weights = plain_weights(self._policy.model)
         save_file(
-            {name: one.detach().contiguous() for name, one in weights},
+            {name: one.contiguous() for name, one in weights},
             self._folder / "model.safetensors",
         )
         now = time.monotonic()

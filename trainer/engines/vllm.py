@@ -17,6 +17,7 @@ from trainer.engines import Counts, Session
 from trainer.engines.parity import Parity, Reading
 from trainer.engines.requests import Answer, Ending, Player, TurnRequest
 from trainer.policy import Policy
+from trainer.policy.lora import plain_weights
 from twinstats.errors import UsageError
 
 _THREADS = 32  # environments that are played at once
@@ -164,7 +165,7 @@ class VllmEngine:
                 its cache could not be emptied.
         """
         self._check_works()
-        weights = ((name, one.detach()) for name, one in self._policy.model.named_parameters())
+        weights = plain_weights(self._policy.model)
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM did not empty its prefix cache after new weights.")
@@ -191,8 +192,8 @@ class VllmEngine:
         params = SamplingParams(
             temperature=0,  # the processor has left one token
             extra_args=request.keyed.extra_args(),
-            max_tokens=request.ending.max_tokens,
-            stop_token_ids=sorted(request.ending.stop),
+            max_tokens=request.max_tokens,
+            stop_token_ids=sorted(request.ending.pauses),
             ignore_eos=True,
             logprobs=0,
             detokenize=False,

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from trainer.checkpoint import optimizer_tensors, restore_optimizer
-from trainer.loss import action_spans, episode_ids
 from trainer.needs.provider import Setup
 from trainer.policy import Policy
 from trainer.policy.passes import Passage, hidden_states
+from trainer.policy.tokens import action_spans, episode_ids
 from twinstats.credit.inputs import returns_to_go, step_rewards
 from twinstats.episodes import Episode
 

@@ -9,7 +9,7 @@ from trainer.config import Config
 from trainer.oracle.methods import KNOBS
 from trainer.oracle.reference import MOST_ROLLOUTS
 from trainer.tasks import ENVIRONMENTS
-from trainer.tasks.rows import task_rows
+from trainer.tasks.choice import source_of
 from twinstats.episodes import Task
 from twinstats.errors import UsageError
 
@@ -138,10 +138,7 @@ def batch_tasks(setting: Setting, study: OracleConfig | FloorConfig) -> list[lis
         UsageError: There are not as many.
     """
     count, config = study.num_batches * study.groups, setting.config
-    try:
-        rows = task_rows("test", config.task.parts, key=f"oracle/{config.seed}")
-    except ValueError as error:
-        raise UsageError(f"`task.parts`: {error}") from error
+    rows = source_of(config.task).test(key=f"oracle/{config.seed}")
     if count > len(rows):
         name = "oracle" if isinstance(study, OracleConfig) else "floor"
         raise UsageError(

@@ -27,6 +27,8 @@ import polars as pl
 import torch
 
 from trainer.config import Config
+from trainer.noise.margins import Margins
+from trainer.noise.sources import Sampler, sample
 from trainer.oracle.config import FloorConfig, Setting, batch_tasks, settings_of
 from trainer.oracle.rows import Row, coupling_forks, fork_row
 from trainer.oracle.study import OnBatch, num_finished, open_run
@@ -45,6 +47,9 @@ TABLE = "oracle_floor"
 
 RUNNER_UP = 0.2
 """How often the noisy search returns its second-best document."""
+
+NEAR_TIE = 0.1
+"""A token whose score leads by less is at risk, nats: about what bfloat16 moves a logit by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +70,14 @@ class Variant:
     shares_tools: bool = True
     environment: Callable[[], Environment] | None = None
 
-    def rollout(self, policy: Policy, config: Config) -> Rollout:
+    def rollout(self, policy: Policy, config: Config, sampler: Sampler = sample) -> Rollout:
         """The rollout of this variant; weights of another type are a copy."""
         if self.dtype is not None:
             policy = Policy(copy.deepcopy(policy.model).to(self.dtype), policy.tokenizer)
         return make_rollout(
             policy,
             config,
+            sampler=sampler,
             environment=self.environment,
             retokenise=self.retokenise,
             shares_tools=self.shares_tools,
@@ -137,10 +143,16 @@ def floor(
     tasks, variants = batch_tasks(setting, study), variants_of(setting)
     total = len(variants) * study.num_batches
     whole = asdict(config) | {"floor": asdict(study), "policy": dict(source)}
+    margins = Margins(NEAR_TIE) if config.engine.name == "hf" else None  # vLLM draws by itself
+    sampler = sample if margins is None else margins
+    rollout = functools.lru_cache(maxsize=1)(
+        lambda n: variants[n].rollout(policy, setting.config, sampler)
+    )
+    if not resume:
+        rollout(0)  # what cannot be played leaves no folder
     run = open_run(out, whole, started=started, resume=resume)
     done = num_finished(run, total, TABLE)
     run.rewind(done - 1)
-    rollout = functools.lru_cache(maxsize=1)(lambda n: variants[n].rollout(policy, setting.config))
     for step in range(done, total):
         number, batch = divmod(step, study.num_batches)
         if on_batch is not None:
@@ -148,15 +160,12 @@ def floor(
         known = {"setting": setting.name, "variant": variants[number].name}
         begun = time.perf_counter()
         rows = played_rows(rollout(number), setting.world, tasks[batch], batch, twins=study.twins)
-        _write(run, step, [known | row for row in rows], rollout(number), begun)
+        counts = rollout(number).take_counts() | ({} if margins is None else margins.take())
+        counts["time/batch_seconds"] = time.perf_counter() - begun
+        run.write("metrics", step, metric_rows(step, counts))
+        run.write(TABLE, step, [known | row for row in rows])
     run.finish(started())
     return summary(run)
-
-
-def _write(run: Run, step: int, rows: Sequence[Row], rollout: Rollout, begun: float) -> None:
-    seconds = {"time/batch_seconds": time.perf_counter() - begun}
-    run.write("metrics", step, metric_rows(step, rollout.take_counts() | seconds))
-    run.write(TABLE, step, rows)
 
 
 def played_rows(
@@ -223,7 +232,8 @@ def summary(run: Run) -> list[Row]:
     """Of each setting, variant and outcome, what its null twins came to.
 
     `num_nulls` of them were played, `num_differing` drew other tokens (or failed, `num_failed`),
-    and `floor` is their mean squared difference of outcome, null where all failed.
+    and `floor` is their mean squared difference of outcome, null where all failed. `at_risk` is the
+    share of all tokens drawn whose lead was below `NEAR_TIE`, null where the engine does not tell.
     """
     nulls = read(run.path, TABLE).filter(pl.col("kind") == "null")
     gap = pl.col("factual").cast(pl.Float64) - pl.col("fork").cast(pl.Float64)
@@ -233,4 +243,20 @@ def summary(run: Run) -> list[Row]:
         num_failed=pl.col("fork").null_count(),
         floor=(gap**2).mean(),
     )
-    return found.collect().to_dicts()
+    return (
+        found.join(_at_risk(run), on="variant", how="left", maintain_order="left")
+        .collect()
+        .to_dicts()
+    )
+
+
+def _at_risk(run: Run) -> pl.LazyFrame:
+    """The share of tokens at risk of each variant."""
+    steps = read(run.path, TABLE).select("step", "variant").unique()
+    counts = read(run.path, "metrics").filter(pl.col("name").str.starts_with("noise/"))
+    of = {
+        name: pl.col("value").filter(pl.col("name") == f"noise/{name}_count").sum()
+        for name in ("at_risk", "drawn")
+    }
+    shares = counts.join(steps, on="step").group_by("variant").agg(**of)
+    return shares.select("variant", at_risk=pl.col("at_risk") / pl.col("drawn"))

@@ -45,7 +45,9 @@ def references(
 ) -> dict[str, list[Reference]]:
     """By outcome, the reference of each episode, from `rollouts` fresh rollouts of every state.
 
-    The forks are dropped once their outcomes are read, some 1,000 at a time.
+    It reads scored rollouts only: one that failed is left out, so a value is the mean over those
+    that did not, and where failing goes with how an episode ends it is that much off. The forks are
+    dropped once their outcomes are read, some 1,000 at a time.
     """
     forks = (
         Fork(episode, turn, RESAMPLE, FRESH, alternative=FIRST_ALTERNATIVE + number)

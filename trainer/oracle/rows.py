@@ -4,6 +4,7 @@
 from the reference, as sums over the turns that it credits. `error_square` is the sum of squared
 differences; minus `truth_noise`, the reference's own squared standard errors, it estimates without
 bias the sum of squared errors. `truth_square` holds that noise as well; `credit_truth` does not.
+Numbers that cannot be told are null, and `reason` says why.
 `oracle_turns`, one row a (setting, outcome, episode, turn): the reference itself.
 `oracle_forks`, one row a (setting, outcome, fork): factuals beside their twins.
 """
@@ -42,11 +43,13 @@ NUMBERS = (
     "truth_square",
     "truth_noise",
 )
-"""The columns of `oracle_points` that are null where a method was not played."""
+"""The columns of `oracle_points` that are null where a method was not played or not measured."""
 
 
 def point_numbers(credits: Sequence[Credit], known: dict[Episode, Reference]) -> Row:
-    """What a method came to on a batch.
+    """What a method came to on a batch, and the `reason` why that cannot be said, mostly null.
+
+    Without a turn that has a reference and the method's credit all numbers are null.
 
     Args:
         credits: Its credit of each group.
@@ -62,11 +65,15 @@ def point_numbers(credits: Sequence[Credit], known: dict[Episode, Reference]) ->
     truth = np.concatenate([one.advantage for _, one in own])
     noise = np.concatenate([one.stderr for _, one in own]) ** 2
     kept = ~np.isnan(value) & ~np.isnan(truth)
+    if not kept.any():
+        lacking = "reference" if np.isnan(truth).all() else "reference and this method's credit"
+        return {"reason": f"no turn of the batch has a {lacking}"} | dict.fromkeys(NUMBERS)
     value, truth, noise = value[kept], truth[kept], noise[kept]
     error = value - truth
     factual = sum(e.sampled for credit in credits for e in credit.episodes if e.fork is None)
     auxiliary = sum(fork.sampled for credit in credits for fork in credit.info["forks"])
     return {
+        "reason": None,
         "tokens": float(factual + auxiliary),
         "auxiliary_tokens": float(auxiliary),
         "base_tokens": float(factual),

@@ -17,7 +17,7 @@ from typing import Any
 
 import polars as pl
 
-from trainer.config import Config
+from trainer.config import MACHINE, Config, from_dict
 from trainer.oracle.config import OracleConfig, Setting, batch_tasks, settings_of
 from trainer.oracle.methods import ENTRANTS, Entrant, knobs
 from trainer.oracle.reference import Reference, references
@@ -73,10 +73,12 @@ def oracle(
     tasks = [batch_tasks(setting, study) for setting in settings]  # before anything is written
     total = len(settings) * study.num_batches
     whole = asdict(config) | {"oracle": asdict(study), "policy": dict(source)}
+    rollouts = functools.cache(lambda number: make_rollout(policy, settings[number].config))
+    if not resume:
+        rollouts(0)  # what cannot be played leaves no folder
     run = open_run(out, whole, started=started, resume=resume)
     done = num_finished(run, total)
     run.rewind(done - 1)
-    rollouts = functools.cache(lambda number: make_rollout(policy, settings[number].config))
     for step in range(done, total):
         number, batch = divmod(step, study.num_batches)
         if on_batch is not None:
@@ -94,15 +96,25 @@ def open_run(
 ) -> Run:
     """The run folder of a study: a new one, or with `resume` one to go on with.
 
+    Fields of `MACHINE` may have changed.
+
     Raises:
         UsageError: The folder exists, or was made with another configuration.
     """
     if resume:
-        return reopen_run(out, configuration)
+        understood = functools.partial(_understood, where=str(out))
+        return reopen_run(out, configuration, understood=understood, free=MACHINE)
     seed = configuration["seed"]
     return create_run(
         out, command="twice oracle", configuration=configuration, seed=seed, started=started()
     )
+
+
+def _understood(stored: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """What a study's configuration means to this version: fields that it lacks have defaults."""
+    own = {name: stored[name] for name in ("oracle", "floor", "policy") if name in stored}
+    trained = {name: value for name, value in stored.items() if name not in own}
+    return asdict(from_dict(trained, where=where)) | own
 
 
 def num_finished(run: Run, total: int, table: str = "oracle_points") -> int:
@@ -177,8 +189,7 @@ class _Stage:
             except UsageError as error:
                 refused = {"knob": None, "reason": str(error)}
                 return [flags | refused | dict.fromkeys(NUMBERS)]
-            told = {"knob": float(knob), "reason": None}
-            rows.append(flags | told | point_numbers(credits, known))
+            rows.append(flags | {"knob": float(knob)} | point_numbers(credits, known))
         return rows
 
     def _forks(self, view: Rescored, known: dict[Episode, Reference]) -> list[Row]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -17,13 +18,17 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from trainer.config import ModelConfig
 from twinstats.errors import UsageError
 
 PAD = "<pad>"
 
-# R rows, L positions, V vocabulary
+_WHOLE_IN_FILE = ("TokenizersBackend", "PreTrainedTokenizerFast")
+"""Of tokenizers that are what their file says and no more, the class: its name and its old one."""
+
+# R rows, L positions, N wanted tokens, E hidden size, V vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +38,17 @@ class Policy:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
 
+    @property
+    def vocabulary(self) -> int:
+        """How many ids the model has; a tokenizer may know more."""
+        return int(self.model.config.vocab_size)
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a piece of text, nothing added."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, tags included."""
+        """The text of token ids, tags included; ids that only the model has say nothing."""
         return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
     def tokens_with(self, texts: Sequence[str]) -> frozenset[int]:
@@ -61,13 +71,28 @@ class Policy:
 
 
 def load_policy(place: Path | str) -> Policy:
-    """The policy in a local folder or, by a name, on the hub; safetensors only, no remote code."""
+    """The policy in a local folder or, by a name, on the hub; safetensors only, no remote code.
+
+    In float32, on the GPU where there is one: everything else follows the model's device.
+    """
     is_local = isinstance(place, Path) or Path(place).is_dir()
     model = AutoModelForCausalLM.from_pretrained(
         place, use_safetensors=True, local_files_only=is_local, dtype=torch.float32
     )
-    tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=is_local)
-    return Policy(model, tokenizer)
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+    return Policy(model, _load_tokenizer(place, is_local=is_local))
+
+
+def _load_tokenizer(place: Path | str, *, is_local: bool) -> PreTrainedTokenizerFast:
+    """The tokenizer as it was saved.
+
+    AutoTokenizer goes by the architecture of the model beside it: with a Qwen2 it gives ours a way
+    to normalise and split, and an end token beyond the model's vocabulary, that are Qwen2's.
+    """
+    told = get_tokenizer_config(place, local_files_only=is_local)
+    is_plain = told.get("tokenizer_class") in _WHOLE_IN_FILE
+    own = PreTrainedTokenizerFast if is_plain else AutoTokenizer
+    return own.from_pretrained(place, local_files_only=is_local)
 
 
 def build_tokenizer(
@@ -128,31 +153,70 @@ def token_logprobs(
     wanted_RL: torch.Tensor,
     *,
     temperature: float,
+    chunk_tokens: int | None = None,
+    entropy_gradient: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability and entropy (nats) of every wanted token given the tokens before it.
 
     Only wanted positions reach the vocabulary layer.
 
     Args:
-        model: The policy.
+        model: The policy; the other tensors are on its device.
         ids_RL: Right-padded token ids.
         mask_RL: True at real tokens.
         wanted_RL: True at the tokens asked for; never at a row's first.
         temperature: Logits are divided by it, as they were when the tokens were sampled.
+        chunk_tokens: Logits of so many tokens exist at a time, also in the backward pass, which
+            computes them again; null: of all. Same values but for rounding.
+        entropy_gradient: Whether the entropy has one; it takes memory of the size of the logits.
 
     Returns:
-        Two tensors (R, L) with their gradients, zero where not wanted.
+        Two tensors (R, L), zero where not wanted, the first with its gradient.
     """
-    logits_NV = token_logits(model, ids_RL, mask_RL, wanted_RL)
-    all_NV = torch.log_softmax(logits_NV / temperature, dim=-1)
-    chosen_N = all_NV.gather(1, ids_RL[wanted_RL][:, None])[:, 0]
-    entropy_N = -(all_NV.exp() * all_NV).sum(-1)
-    logp_RL = torch.zeros(ids_RL.shape, dtype=torch.float32)
-    entropy_RL = torch.zeros(ids_RL.shape, dtype=torch.float32)
+    hidden_NE = _wanted_hidden(model, ids_RL, mask_RL, wanted_RL)
+    chosen_N = ids_RL[wanted_RL]
+    size = chunk_tokens or max(1, len(chosen_N))
+
+    def law(hidden_NE: torch.Tensor, chosen_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits_NV = model.get_output_embeddings()(hidden_NE).float()
+        return _chosen(logits_NV / temperature, chosen_N, entropy_gradient=entropy_gradient)
+
+    def part(hidden_NE: torch.Tensor, chosen_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if chunk_tokens is None or not torch.is_grad_enabled():
+            return law(hidden_NE, chosen_N)
+        return checkpoint(law, hidden_NE, chosen_N, use_reentrant=False)
+
+    found = [
+        part(hidden_NE[begin : begin + size], chosen_N[begin : begin + size])
+        for begin in range(0, max(1, len(chosen_N)), size)
+    ]
+    logp_N, entropy_N = (torch.cat(parts) for parts in zip(*found, strict=True))
+    zeros_RL = torch.zeros(ids_RL.shape, dtype=torch.float32, device=ids_RL.device)
     return (
-        logp_RL.masked_scatter(wanted_RL, chosen_N),
-        entropy_RL.masked_scatter(wanted_RL, entropy_N),
+        zeros_RL.masked_scatter(wanted_RL, logp_N),
+        zeros_RL.masked_scatter(wanted_RL, entropy_N),
     )
+
+
+def entropies(logprobs_NV: torch.Tensor) -> torch.Tensor:
+    """Entropy (N) of each row of log-probabilities, nats: -sum p log p.
+
+    A token that cannot be drawn adds 0, to the gradient as well.
+
+    >>> [round(one, 6) for one in entropies(torch.tensor([[0.5, 0.5, 0.0]]).log()).tolist()]
+    [0.693147]
+    """
+    finite_NV = logprobs_NV.clamp(min=torch.finfo(logprobs_NV.dtype).min)
+    return -(logprobs_NV.exp() * finite_NV).sum(-1)
+
+
+def _chosen(
+    scaled_NV: torch.Tensor, chosen_N: torch.Tensor, *, entropy_gradient: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability (N) of the chosen tokens under a softmax, and its entropy (N)."""
+    all_NV = torch.log_softmax(scaled_NV, dim=-1)
+    entropy_N = entropies(all_NV if entropy_gradient else all_NV.detach())
+    return all_NV.gather(1, chosen_N[:, None])[:, 0], entropy_N
 
 
 def token_logits(
@@ -163,10 +227,20 @@ def token_logits(
     A row of V float32 a token: 600 KB at a vocabulary of 152,000.
 
     Args:
-        model: The policy.
+        model: The policy; the tensors are on its device.
         ids_RL: Right-padded token ids.
         mask_RL: True at real tokens.
         wanted_RL: True at the tokens asked for; never at a row's first.
     """
-    hidden = model.base_model(input_ids=ids_RL, attention_mask=mask_RL.long()).last_hidden_state
-    return model.get_output_embeddings()(hidden[:, :-1][wanted_RL[:, 1:]]).float()
+    hidden_NE = _wanted_hidden(model, ids_RL, mask_RL, wanted_RL)
+    return model.get_output_embeddings()(hidden_NE).float()
+
+
+def _wanted_hidden(
+    model: PreTrainedModel, ids_RL: torch.Tensor, mask_RL: torch.Tensor, wanted_RL: torch.Tensor
+) -> torch.Tensor:
+    """The last hidden state (wanted tokens, E) before every wanted token; no cache is filled."""
+    hidden_RLE = model.base_model(
+        input_ids=ids_RL, attention_mask=mask_RL.long(), use_cache=False
+    ).last_hidden_state
+    return hidden_RLE[:, :-1][wanted_RL[:, 1:]]

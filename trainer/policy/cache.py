@@ -16,15 +16,17 @@ def cached(folder: Path, make: Callable[[], Policy]) -> Policy:
     if not (folder / "model.safetensors").is_file():
         temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
         shutil.rmtree(temporary, ignore_errors=True)
-        make().save(temporary)
-        _publish(temporary, folder)
+        try:
+            make().save(temporary)
+            _publish(temporary, folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)  # where saving was stopped
     return load_policy(folder)
 
 
 def _publish(temporary: Path, folder: Path) -> None:
     try:
         temporary.rename(folder)
-    except OSError:
+    except OSError:  # another process was first, with the same contents
         if not folder.is_dir():
             raise
-        shutil.rmtree(temporary)  # another process was first, with the same contents

@@ -10,11 +10,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from trainer.loss import action_spans, episode_ids
 from trainer.policy import Policy, padded
+from trainer.policy import entropies as entropies_of
+from trainer.policy.tokens import action_spans, episode_ids
 from twinstats.episodes import Episode
 
 _POSITIONS = 8192  # of a pass, padding included, unless one passage alone is longer
+_LAWS = 256  # tokens whose laws exist at a time: 160 MB at a vocabulary of 152,000
 
 # R rows, L positions, N wanted tokens, H hidden size, V vocabulary
 
@@ -64,9 +66,11 @@ def logprobs(
 ) -> list[np.ndarray]:
     """Log-probability of each wanted token given those before it, nats, one array a passage."""
     found = []
-    for passage, law_NV in zip(passages, _laws(policy, passages, temperature), strict=True):
-        ids_N = torch.tensor([passage.ids[k] for k in passage.wanted], device=law_NV.device)
-        found.append(law_NV.gather(1, ids_N[:, None])[:, 0].double().cpu().numpy())
+    for passage, laws in zip(passages, _laws(policy, passages, temperature), strict=True):
+        ids_N = torch.tensor([passage.ids[k] for k in passage.wanted], dtype=torch.long)
+        parts = zip(laws, ids_N.to(policy.model.device).split(_LAWS), strict=True)
+        logp_N = torch.cat([law_NV.gather(1, own_N[:, None])[:, 0] for law_NV, own_N in parts])
+        found.append(logp_N.double().cpu().numpy())
     return found
 
 
@@ -76,15 +80,15 @@ def entropies(
 ) -> list[np.ndarray]:
     """Entropy of what each wanted token was drawn from, nats, one array a passage."""
     return [
-        torch.special.entr(law_NV.exp()).sum(-1).double().cpu().numpy()
-        for law_NV in _laws(policy, passages, temperature)
+        torch.cat([entropies_of(law_NV) for law_NV in laws]).double().cpu().numpy()
+        for laws in _laws(policy, passages, temperature)
     ]
 
 
 def _laws(
     policy: Policy, passages: Sequence[Passage], temperature: float
-) -> Iterator[torch.Tensor]:
-    """Log-probabilities (N, V) of the wanted tokens; the vocabulary layer sees one passage a time.
+) -> Iterator[Iterator[torch.Tensor]]:
+    """Log-probabilities (N, V) of each passage's wanted tokens, a bounded number at a time.
 
     Args:
         policy: Model and tokenizer.
@@ -93,7 +97,10 @@ def _laws(
     """
     output = policy.model.get_output_embeddings()
     for states_NH in hidden_states(policy, passages):
-        yield torch.log_softmax(output(states_NH).float() / temperature, dim=-1)
+        yield (
+            torch.log_softmax(output(part_NH).float() / temperature, dim=-1)
+            for part_NH in states_NH.split(_LAWS)
+        )
 
 
 def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:

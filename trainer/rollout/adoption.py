@@ -13,9 +13,9 @@ import torch
 
 from trainer.engines import SampledTurn, Session
 from trainer.episode_log import LoggedEpisode
-from trainer.loss import padded_episodes
 from trainer.noise.logged import LoggedNoise
-from trainer.policy import Policy, token_logits
+from trainer.policy import Policy, entropies, token_logits
+from trainer.policy.tokens import padded_episodes
 from twinstats.episodes import Episode, Fork
 from twinstats.keys import FACTUAL
 
@@ -46,7 +46,7 @@ def replay(
         if observation is not None and encode(observation) != shown:
             return f"before turn {index} the environment shows something else than was logged"
         tokens = encode(turn) if isinstance(turn, str) else list(turn)
-        if not _is_turn(tokens, ends):
+        if not is_turn(tokens, ends):
             return (
                 f"turn {index} does not end where the policy's turns do: with a stop token, "
                 "or at `rollout.max_turn_tokens`"
@@ -55,7 +55,7 @@ def replay(
     return None if shown is None else f"the episode goes on after the {count} logged turns"
 
 
-def _is_turn(tokens: Sequence[int], ends: Callable[[Sequence[int]], bool]) -> bool:
+def is_turn(tokens: Sequence[int], ends: Callable[[Sequence[int]], bool]) -> bool:
     """Whether a turn that starts with these tokens is over with the last of them, not before."""
     over = (end for end in range(1, len(tokens) + 1) if ends(tokens[:end]))
     return next(over, None) == len(tokens)
@@ -124,7 +124,7 @@ def _explained(
             dataclasses.replace(
                 turn,
                 logprob=math.fsum(chosen.tolist()),
-                entropy=float(-(logprobs.exp() * logprobs).nansum(-1).mean()),
+                entropy=float(entropies(logprobs).mean()),
                 info=turn.info | {"noise": noise, "logprobs": tuple(chosen.tolist())},
             )
         )

@@ -13,6 +13,7 @@ import numpy as np
 
 from trainer.rollout.patience import outcome_within
 from trainer.tasks import Environment, Row, Step, ToolError
+from twinstats.errors import Stopped
 
 _LONGEST = 300  # characters of a reason that somebody else wrote
 
@@ -45,6 +46,14 @@ class Guarded:
         step: Step = self._patiently(lambda: self._step(text, noise))
         return step
 
+    def cut(self) -> float:
+        """What is paid besides for an episode that a limit ends here; 0 unless the task says."""
+        cut = getattr(self._environment, "cut", None)
+        if cut is None:
+            return 0.0
+        paid: float = self._patiently(lambda: _checked_reward(self._ask("`cut`", cut)))
+        return paid
+
     def replay(self, turns: Sequence[tuple[str, Any]]) -> Iterator[Step]:
         """What follows each of some turns, given with their noise, up to the end of the episode.
 
@@ -72,15 +81,17 @@ class Guarded:
         """The name of the turn that follows some turns: a function of texts, which is not timed."""
         try:
             slot = self._environment.slot(history)
-        # other people's code: whatever it raises becomes the reason of a recorded row
-        except Exception as error:
+        except (KeyboardInterrupt, Stopped):  # not of the slot: this is the program's own thread
+            raise
+        # other people's code: SystemExit, too, is no more than the reason of a recorded row
+        except BaseException as error:
             raise _failure("`slot`", error) from error
         if not isinstance(slot, Integral):
             raise ToolError(f"`slot` must return a whole number, got {type(slot).__name__}")
         return int(slot)
 
-    def _step(self, text: str, noise: Any) -> Step:
-        return checked_step(self._ask("`step`", lambda: self._environment.step(text, noise)))
+    def _step(self, text: str, noise: Any) -> Any:
+        return self._ask("`step`", lambda: checked_step(self._environment.step(text, noise)))
 
     def _ask(self, where: str, function: Callable[[], Any]) -> Any:
         """One call of the environment, on the thread that is waited for."""
@@ -105,13 +116,21 @@ class Guarded:
 
 def _failure(where: str, raised: BaseException) -> ToolError:
     """What somebody else's code raised, as one short sentence."""
-    said = " ".join(str(raised).split())[:_LONGEST]
+    said = " ".join(_message(raised).split())[:_LONGEST]
     is_told = isinstance(raised, ToolError)
     return ToolError(said if is_told else f"{where} raised {type(raised).__name__}: {said}")
 
 
+def _message(raised: BaseException) -> str:
+    """What an exception says, fit for a table; what cannot be written there is escaped."""
+    try:
+        return str(raised).encode(errors="backslashreplace").decode()
+    except BaseException as error:  # its `__str__` is other people's code, too
+        return f"(its message cannot be read: {type(error).__name__})"
+
+
 def checked_step(answer: Any) -> Step:
-    """What an environment's `step` returned, with a float reward and a bool `done`.
+    """What an environment's `step` returned, with a float reward and flags that are bools.
 
     Raises:
         ToolError: It is no `Step`; the first thing that is wrong is named.
@@ -120,12 +139,18 @@ def checked_step(answer: Any) -> Step:
         wanted = ", ".join(Step._fields)
         raise ToolError(f"`step` must return {wanted}, got {type(answer).__name__}")
     observation, reward, done, info = answer
-    if not isinstance(done, bool | np.bool_):
-        raise ToolError(f"`step` must return `done` as a bool, got {type(done).__name__}")
+    is_done = _checked_flag("done", done)
     if not isinstance(info, Mapping) or not {"won", "truncated"} <= info.keys():
         raise ToolError("`step` must return an info that has `won` and `truncated`")
+    flags = {name: _checked_flag(name, info[name]) for name in ("won", "truncated")}
     text = _checked_text("`step`", observation)
-    return Step(text, _checked_reward(reward), bool(done), dict(info))
+    return Step(text, _checked_reward(reward), is_done, dict(info) | flags)
+
+
+def _checked_flag(name: str, flag: Any) -> bool:
+    if not isinstance(flag, bool | np.bool_):
+        raise ToolError(f"`step` must return `{name}` as a bool, got {type(flag).__name__}")
+    return bool(flag)
 
 
 def _checked_reward(reward: Any) -> float:
@@ -143,4 +168,9 @@ def _checked_reward(reward: Any) -> float:
 def _checked_text(where: str, text: Any) -> str:
     if not isinstance(text, str):
         raise ToolError(f"{where} must return a text to show, got {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = f"{ascii(text[error.start])} at character {error.start}"
+        raise ToolError(f"{where} must return text of whole characters, got {found}") from error
     return text

@@ -8,15 +8,22 @@ once (`rollout`).
 """
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from trainer.engines import SampledTurn
-from trainer.loss import episode_ids
 from trainer.noise.sources import Noise
+from trainer.policy.tokens import episode_ids
+from trainer.rollout.adoption import is_turn
 from trainer.rollout.luck import RESET_SLOT, Luck
-from trainer.rollout.transcript import EpisodeFailure, Limits, Setting, Transcript
+from trainer.rollout.transcript import (
+    EpisodeFailure,
+    Limits,
+    ReplayDiffers,
+    Setting,
+    Transcript,
+)
 from trainer.tasks import ToolError
 from twinstats.episodes import DIFFERENT, KEEP, Episode, Fork, Task, Turn
 
@@ -181,6 +188,8 @@ class Play:
             return play()
         except ToolError as error:
             self.fail(f"a tool failed: {error}")
+        except ReplayDiffers as error:
+            self._result = self._failed(str(error), replay_differs=True)
         except EpisodeFailure as error:
             self.fail(str(error))
         return False
@@ -193,7 +202,41 @@ class Play:
         if fork is not None:
             self._transcript.replay(fork.episode, fork.turn)
         self._transcript.name_slot()
-        return fork is None or fork.is_drawn or self._decide(_given_turn(fork))
+        return fork is None or fork.is_drawn or self._decide(self._given_turn(fork))
+
+    def _given_turn(self, fork: Fork) -> SampledTurn:
+        """The decision that a fork names; the parent's own has the parent's numbers.
+
+        Raises:
+            EpisodeFailure: It is no turn that the policy could have come up with.
+        """
+        parent = fork.episode.turns[fork.turn]
+        tokens = parent.action if fork.action is KEEP else tuple(map(int, fork.action))
+        same = tokens == parent.action
+        if not same:
+            self._check_given(tokens)
+        return SampledTurn(
+            tokens=tokens,
+            logprobs=parent.info["logprobs"] if same else None,
+            entropy=parent.entropy if same else None,
+            is_stopped=True,
+        )
+
+    def _check_given(self, tokens: Sequence[int]) -> None:
+        if not tokens:
+            raise EpisodeFailure("the given turn has no tokens")
+        vocabulary = self._policy.vocabulary
+        for token in tokens:
+            if not 0 <= token < vocabulary:
+                raise EpisodeFailure(
+                    f"the given turn has token {token}, outside the policy's vocabulary of "
+                    f"{vocabulary}"
+                )
+        if not is_turn(tokens, self._setting.ends):
+            raise EpisodeFailure(
+                "the given turn does not end where the policy's turns do: with its first stop "
+                "token, or at `rollout.max_turn_tokens`"
+            )
 
     def _decide(self, turn: SampledTurn) -> bool:
         """Plays the fork's own turn, unless its parent or another play has its tail."""
@@ -231,11 +274,14 @@ class Play:
         return False
 
     def _finished(self, info: dict[str, Any], *, done: bool) -> Episode:
+        outcome = sum(turn.reward for turn in self._transcript.turns)
+        if not math.isfinite(outcome):
+            raise EpisodeFailure(f"the sum of its rewards must be finite, got {outcome}")
         cut = not done or bool(info["truncated"])
         return replace(
             self._blank,
             turns=tuple(self._transcript.turns),
-            outcome=sum(turn.reward for turn in self._transcript.turns),
+            outcome=outcome,
             terminated=not cut,
             truncated=cut,
             success=bool(info["won"]),
@@ -243,12 +289,12 @@ class Play:
             sampled=self._sampled,
         )
 
-    def _failed(self, reason: str) -> Episode:
+    def _failed(self, reason: str, **told: bool) -> Episode:
         return replace(
             self._blank,
             turns=tuple(self._transcript.turns),
             sampled=self._sampled,
-            info={"reason": reason},
+            info={"reason": reason, **told},
         )
 
 
@@ -264,19 +310,6 @@ def _check(fork: Fork) -> None:
     logprob = parent.turns[fork.turn].logprob
     if fork.action is DIFFERENT and logprob is not None and math.exp(logprob) >= 1:
         raise EpisodeFailure(f"turn {fork.turn} has probability 1: no other can be drawn")
-
-
-def _given_turn(fork: Fork) -> SampledTurn:
-    """The decision that a fork names; the parent's own has the parent's numbers."""
-    parent = fork.episode.turns[fork.turn]
-    tokens = parent.action if fork.action is KEEP else tuple(int(token) for token in fork.action)
-    same = tokens == parent.action
-    return SampledTurn(
-        tokens=tokens,
-        logprobs=parent.info["logprobs"] if same else None,
-        entropy=parent.entropy if same else None,
-        is_stopped=True,
-    )
 
 
 def _scored(turn: Turn, sampled: SampledTurn) -> Turn:

@@ -4,20 +4,26 @@ Token ids are kept as they were sampled; the environment gets their text. Leaves
 come from (`play`) and whose noise drives the environment (`luck`).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.engines import SampledTurn
 from trainer.policy import Policy
 from trainer.rollout.guarded import Guarded
 from trainer.rollout.luck import RESET_SLOT, Luck
-from trainer.tasks import Environment
+from trainer.tasks import Environment, ToolError
 from twinstats.episodes import Episode, Task, Turn
+
+_EXCERPT = 60  # characters of a text that is named
 
 
 class EpisodeFailure(RuntimeError):
     """An episode cannot go on: it has no outcome, and the message is the reason."""
+
+
+class ReplayDiffers(EpisodeFailure):
+    """A prefix that is played again goes otherwise than it did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +51,7 @@ class Setting:
     Attributes:
         policy: Model and tokenizer.
         environment: Makes the environment of one episode.
+        ends: Whether a turn is over with the last of its tokens so far.
         limits: Where an episode is cut.
         retokenise: Forks go on from ids encoded anew from text, as trainers that keep text do: to
             measure what that breaks.
@@ -52,6 +59,7 @@ class Setting:
 
     policy: Policy
     environment: Callable[[], Environment]
+    ends: Callable[[Sequence[int]], bool]
     limits: Limits
     retokenise: bool = False
 
@@ -80,6 +88,8 @@ class Transcript:
         """Starts the environment on a task."""
         self._environment = Guarded(self._make, seconds=self._limits.tool_seconds)
         self._show(self._environment.reset(task.info, self._luck.reset()))
+        if not self.shown:
+            raise ToolError("`reset` showed nothing")
         if self.is_full:
             raise EpisodeFailure(
                 f"the first text of {self.length} tokens leaves no room for a turn: it must have "
@@ -97,7 +107,7 @@ class Transcript:
             step = next(steps)
             self._append(turn, text, step.observation)
             if step.done or step.reward != turn.reward:
-                raise EpisodeFailure(f"replay differs at turn {index}")
+                raise ReplayDiffers(f"replay differs at turn {index}")
             self._check_shown(parent)
 
     def name_slot(self) -> None:
@@ -123,6 +133,8 @@ class Transcript:
             info={"shown": self.shown, "step": step.info, "logprobs": sampled.logprobs},
         )
         self._append(turn, text, step.observation)
+        if self.is_cut and not step.done:
+            self.turns[-1] = replace(turn, reward=turn.reward + self._environment.cut())
         return step.done, step.info
 
     @property
@@ -147,17 +159,25 @@ class Transcript:
         return self.is_full or len(self.turns) >= self._limits.max_turns
 
     def _append(self, turn: Turn, text: str, observation: str) -> None:
+        self._show(observation)  # a turn whose answer cannot be shown is not in the episode
         self.turns.append(turn)
         self._texts.append(text)
         self.length += turn.num_tokens
-        self._show(observation)
 
     def _show(self, text: str) -> None:
-        self.shown = tuple(self._policy.encode(text))
-        self.length += len(self.shown)
+        shown = tuple(self._policy.encode(text))
+        largest = max(shown, default=0)
+        if largest >= self._policy.vocabulary:
+            raise EpisodeFailure(
+                f"the text {text[:_EXCERPT]!r} has token {largest}, "
+                f"{self._policy.decode([largest])!r}, outside the policy's vocabulary of "
+                f"{self._policy.vocabulary}"
+            )
+        self.shown = shown
+        self.length += len(shown)
 
     def _check_shown(self, parent: Episode) -> None:
         """Refuses to go on where another prefix is shown: such a twin is never scored."""
         turn = len(self.turns)
         if self.shown != parent.turns[turn].info["shown"]:
-            raise EpisodeFailure(f"replay differs before turn {turn}")
+            raise ReplayDiffers(f"replay differs before turn {turn}")

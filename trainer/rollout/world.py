@@ -23,7 +23,7 @@ from twinstats.episodes import SHARED, Episode, Fork, Task
 from twinstats.errors import UsageError
 from twinstats.keys import FACTUAL, Stream, Streams
 from twinstats.maximal import check_coupling
-from twinstats.rows import null_disagreements
+from twinstats.rows import is_null_that_differs
 
 EVALUATION = Streams(None, Stream("evaluation"), Stream("evaluation/environment"))
 
@@ -50,7 +50,8 @@ class Rollout:
             keyed noise, each fork's have their own; ask for such forks with `skip_equal=False`.
 
     Attributes:
-        exact_replay: All null twins so far ended as their factuals did.
+        exact_replay: No null twin so far went otherwise than its factual. One that failed for
+            another reason than its replay, such as a tool that was out of order, tells nothing.
         providers: What fills needs, by need, as far as any was asked for.
     """
 
@@ -74,7 +75,11 @@ class Rollout:
         self._seed, self._temperature = seed, temperature
         self._needs, self._shares_tools = needs, shares_tools
         self._setting = Setting(
-            policy=policy, environment=environment, limits=limits, retokenise=retokenise
+            policy=policy,
+            environment=environment,
+            ends=engine.ends,
+            limits=limits,
+            retokenise=retokenise,
         )
         self._counts: Counter[str] = Counter()
 
@@ -133,8 +138,7 @@ class Rollout:
             for fork, tail in zip(forks, tails, strict=True)
         ]
         played = self._run(plays)
-        _, by_token, by_outcome = null_disagreements(played)
-        self.exact_replay = self.exact_replay and not by_token and not by_outcome
+        self.exact_replay = self.exact_replay and not any(map(is_null_that_differs, played))
         return played
 
     def adopt(self, logged: Sequence[LoggedEpisode], step: int) -> list[Episode]:

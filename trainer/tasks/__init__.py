@@ -1,19 +1,25 @@
 """Tasks an agent can be trained on, by name. Torch-free: text in, text out.
 
 What an environment is stands in `trainer.tasks.environment`; a new task is one module and one line
-here.
+here; what it is given of a configuration, and its rows, are in `trainer.tasks.choice`.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from trainer.tasks.chat import Chat
 from trainer.tasks.environment import Environment, Row, Step, ToolError
 from trainer.tasks.facts import Facts
 from trainer.tasks.free_text import FreeText
+from trainer.tasks.search_qa import SearchQa
 from twinstats.errors import unknown
 
-ENVIRONMENTS: Mapping[str, type[Environment]] = MappingProxyType({"facts": Facts, "text": FreeText})
+Kind = type[Facts] | type[FreeText] | type[SearchQa] | type[Chat]
+
+ENVIRONMENTS: Mapping[str, Kind] = MappingProxyType(
+    {"facts": Facts, "text": FreeText, "search_qa": SearchQa, "chat": Chat}
+)
 
 
 def names() -> tuple[str, ...]:

@@ -6,7 +6,7 @@ rollout.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 Row = Mapping[str, Any]
 Steps = Sequence[Mapping[str, Any]]
@@ -37,7 +37,8 @@ class ToolError(RuntimeError):
 class Environment(Protocol):
     """One episode of one task row: deterministic given the noise, replayable from its turns.
 
-    `stop` are the strings that end a turn of the model; they stay part of the turn's text.
+    `stop` are tokens that end a turn of the model; they stay part of the turn's text. Texts that
+    end one whatever their tokens are stand in an attribute `stop_texts`, if a task has any.
     `max_turns` is the largest number of turns in one part of an episode.
     `noise` is the luck of the environment (a key, or None where the task draws nothing). `reset`
     and every slot have a key of their own; draws of one call are told apart by position or lane.
@@ -46,10 +47,19 @@ class Environment(Protocol):
     "predicates", ...) to a `Tell` for each; methods that need another one are refused. Its rows
     then hold the constants that go with them (`twinstats.credit.inputs`). Another is `outcomes`:
     the names of numbers that `Step.info` tells when a part ends, each of which can be the reward.
+    A method `cut() -> float` says what more is paid on the last turn of an episode that a limit
+    ends.
     """
 
-    stop: ClassVar[tuple[str, ...]]
-    max_turns: ClassVar[int]
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Tokens that end a turn."""
+        ...
+
+    @property
+    def max_turns(self) -> int:
+        """The most turns of one part."""
+        ...
 
     def reset(self, row: Row, noise: Any) -> str:
         """Start `row` afresh, whatever was played before; return the first text."""

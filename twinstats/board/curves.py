@@ -4,7 +4,7 @@ A point is what one method at one value of its knob did on one seed, as sums ove
 
 - setting, world, horizon, density: where it was played, told apart by `setting`; method, seed,
   knob; estimates_advantage, reconstructed, claims_unbiased: what is said of the method; reason: why
-  it was not played (then the numbers are null).
+  it was not played or not measured (then the numbers are null).
 - tokens, auxiliary_tokens (of forks alone), base_tokens (of a base group without forks), num_turns,
   error (credit minus truth), credit_square, credit_truth (products), truth_square: numbers.
 - truth_noise, where the truth is itself an estimate: the sum of its squared standard errors. The
@@ -56,7 +56,7 @@ class Curve:
         knobs: Values of its knob; none where the world refused it.
         columns: The other columns, each (seed, knob).
         metrics: The metrics, each (seed, knob); NaN where undefined.
-        reason: Why it was not played.
+        reason: Why it was not played, or not measured at one of its points.
     """
 
     known: dict[str, Any]
@@ -76,6 +76,9 @@ class Curve:
 def curves(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Curve]]:
     """All curves, by setting and method, in the order of the rows.
 
+    A seed without numbers of any method, as where nothing of the truth is known, is left out of its
+    setting. All other seeds count for every method, so that methods are compared on the same ones.
+
     Args:
         rows: Points, one a setting, method, seed and knob: see the module.
 
@@ -83,7 +86,7 @@ def curves(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Curve]]:
         KeyError: A point is missing: every seed of a method has each of its knobs.
     """
     own: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
+    for row in _measured(rows):
         own[row["setting"], row["method"]].append(row)
     found: dict[str, dict[str, Curve]] = defaultdict(dict)
     for (setting, method), points in own.items():
@@ -91,14 +94,24 @@ def curves(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Curve]]:
     return dict(found)
 
 
+def _measured(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Points of the seeds that have numbers; of a setting without any, all points."""
+    known = {(row["setting"], row["seed"]) for row in rows if row["reason"] is None}
+    settings = {setting for setting, _ in known}
+    return [
+        row
+        for row in rows
+        if (row["setting"], row["seed"]) in known or row["setting"] not in settings
+    ]
+
+
 def _curve(points: Sequence[dict[str, Any]]) -> Curve:
     first = points[0]
     known = {name: first[name] for name in (*IDENTITY, "method", *FLAGS, "claims_unbiased")}
     seeds = tuple(dict.fromkeys(point["seed"] for point in points))
-    if first["reason"] is not None:
-        return Curve(
-            known=known, seeds=seeds, knobs=(), columns={}, metrics={}, reason=first["reason"]
-        )
+    reason = next((point["reason"] for point in points if point["reason"] is not None), None)
+    if reason is not None:
+        return Curve(known=known, seeds=seeds, knobs=(), columns={}, metrics={}, reason=reason)
     knobs = tuple(dict.fromkeys(point["knob"] for point in points))
     at = {(point["seed"], point["knob"]): point for point in points}
     columns = {

@@ -167,6 +167,7 @@ METHODS: dict[str, Entry] = {
         estimates_advantage=False,
         compares_members=True,
         memory=remembers(BudgetModel),
+        observes_ratios=True,
     ),
     "hcapo": Entry(
         function=hcapo,

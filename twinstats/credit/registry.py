@@ -54,6 +54,7 @@ class Entry:
         finish: Called once over a step's credits; a method with a memory gets it as `memory`.
         option_needs: What its options ask for besides `needs`.
         knob: Name of the option that scales its forks; null where tokens buy larger groups.
+        observes_ratios: Whether its memory learns from likelihood ratios after the update.
     """
 
     function: Callable[..., Credit | Generator[Any, Any, Credit]]
@@ -65,6 +66,7 @@ class Entry:
     finish: Callable[..., list[Credit]] | None = None
     option_needs: Callable[[dict[str, Any]], tuple[Need, ...]] | None = None
     knob: str | None = None
+    observes_ratios: bool = False
 
 
 def remembers(kind: Callable[..., Memory]) -> Callable[[dict[str, Any]], Memory]:
@@ -111,6 +113,11 @@ class Method:
     def compares_members(self) -> bool:
         """Whether it is undefined for groups of one."""
         return self._entry.compares_members
+
+    @property
+    def observes_ratios(self) -> bool:
+        """Whether `observe` is to be told likelihood ratios, which cost two passes a step."""
+        return self._entry.observes_ratios
 
     def __call__(self, group: Group) -> Credit | Generator[Any, Any, Credit]:
         """The method on one group."""

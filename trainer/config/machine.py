@@ -1,0 +1,21 @@
+"""Fields that say how a machine does the work, not what comes out: a resumed run may change them.
+
+All others are what a run is, and `--resume` refuses another value of them.
+"""
+
+MACHINE = (
+    "engine.servers",
+    "engine.timeout_seconds",
+    "engine.cache_mib",
+    "engine.drafts",
+    "log.tensorboard",
+    "log.tracker",
+    # these change results, by rounding alone
+    "rollout.max_batch",
+    "loss.micro_rows",
+    "learner.precision",
+    "learner.gradient_checkpointing",
+    "learner.chunk_tokens",
+    "learner.sharding",
+)
+"""Paths of these fields. `run.json` keeps the values that a run was started with."""

@@ -1,0 +1,70 @@
+"""What the optimizer trains, and at which rate.
+
+The rate is a function of the step and of the tokens used so far, and of nothing else: there is no
+schedule to save, and a resumed run goes on at the rate it would have had.
+"""
+
+import math
+
+import torch
+from transformers import PreTrainedModel
+
+from trainer.config import Config
+from trainer.policy import Policy
+from twinstats.errors import UsageError
+
+
+def trained_parameters(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
+    """The parameters that are trained, by name: all of them, or with LoRA those of the adapters."""
+    return {name: one for name, one in model.named_parameters() if one.requires_grad}
+
+
+def check_schedule(config: Config) -> None:
+    """Refuses a warm-up that the run would not see the end of.
+
+    Raises:
+        UsageError: It has more steps than the run.
+    """
+    warmup, steps = config.optimizer.warmup_steps, config.length.steps
+    if warmup > steps:
+        raise UsageError(
+            f"`optimizer.warmup_steps` must be at most `length.steps`, {steps}, got {warmup}."
+        )
+
+
+def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
+    """AdamW over the trained parameters.
+
+    Raises:
+        UsageError: What `check_schedule` refuses.
+    """
+    check_schedule(config)
+    return torch.optim.AdamW(
+        trained_parameters(policy.model).values(),
+        lr=config.optimizer.learning_rate,
+        weight_decay=config.optimizer.weight_decay,
+    )
+
+
+def learning_rate(config: Config, *, step: int, total_tokens: int) -> float:
+    """The rate of a step's updates.
+
+    learning_rate * min(1, step / W) * decay(x), with W `optimizer.warmup_steps` and decay 1
+    (constant), 1 - x (linear) or (1 + cos(pi x)) / 2 (cosine). x is the part of the run that is
+    over when the step begins: (step - 1 - W) / (steps - W) after the warm-up, or the share of
+    `length.total_tokens` used where that is larger, since training ends with whichever comes first.
+    The first update has a rate above 0, and so has the last.
+
+    Args:
+        config: Rate, schedule and length.
+        step: From 1.
+        total_tokens: Tokens sampled in the steps before.
+    """
+    own, length = config.optimizer, config.length
+    over = (step - 1 - own.warmup_steps) / max(1, length.steps - own.warmup_steps)
+    if length.total_tokens is not None:
+        over = max(over, total_tokens / length.total_tokens)
+    over = min(1.0, max(0.0, over))
+    decay = {"constant": 1.0, "linear": 1 - over, "cosine": (1 + math.cos(math.pi * over)) / 2}
+    rise = min(1.0, step / own.warmup_steps) if own.warmup_steps else 1.0
+    return own.learning_rate * rise * decay[own.schedule]

@@ -1,0 +1,94 @@
+"""Supervised fine-tuning on demonstrations of others: a warm start for a run.
+
+All weights are trained, in one process; the run holds the loss of every update, and the policy as
+a Hugging Face folder. Leaves out reading demonstrations (`demonstration_file`) and the loop
+(`supervised`). It cannot be resumed: until it is done there is no policy.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from trainer.config import Config, WarmupConfig
+from trainer.policy import Policy
+from trainer.policy.folder import save_folder
+from trainer.supervised import Progress, Tokens, fit, packed
+from twinstats.errors import UsageError
+from twinstats.records import create_run, metric_rows
+
+MODEL = "model"
+"""Where in the run folder the policy is."""
+
+
+def sft(
+    config: Config,
+    policy: Policy,
+    demonstrations: Sequence[Tokens],
+    out: Path,
+    *,
+    epochs: int,
+    learning_rate: float,
+    started: Callable[[], str],
+    progress: Progress | None = None,
+) -> Path:
+    """Trains a policy on demonstrations and writes the run `out`, with the policy in `out`/model.
+
+    Demonstrations are packed whole into rows of `model.max_length` tokens, `warmup.rows` rows an
+    update; the rate rises over the first tenth of the updates (at most `warmup.warmup_steps`) and
+    falls to 0 over the last `warmup.decay_share`.
+
+    Args:
+        config: Of the run that is to start from it; its seed changes nothing here.
+        policy: Where training starts; it is changed.
+        demonstrations: What is learned.
+        out: A new run folder.
+        epochs: How often each demonstration is seen.
+        learning_rate: The highest.
+        started: Tells the time, for `run.json`.
+        progress: Gets (step, steps, loss).
+
+    Returns:
+        The folder of the policy: `model.pretrained` takes it up.
+
+    Raises:
+        UsageError: No epoch, no rate, or the folder exists.
+    """
+    if epochs < 1 or not learning_rate > 0:
+        raise UsageError(
+            "`epochs` must be at least 1 and `learning_rate` above 0, "
+            f"got {epochs} and {learning_rate}."
+        )
+    rows = packed(demonstrations, config.model.max_length)
+    schedule = _schedule(config.warmup, len(rows.ids_RL), epochs, learning_rate)
+    own = replace(config, warmup=schedule)
+    run = create_run(
+        out, command="twice sft", configuration=asdict(own), seed=config.seed, started=started()
+    )
+    sizes: dict[str, Any] = {
+        "sft/demonstrations_count": len(demonstrations),
+        "sft/learned_tokens": int(rows.learned_RL.sum()),
+        "sft/rows_count": len(rows.ids_RL),
+    }
+    run.write("metrics", 0, metric_rows(0, sizes))
+
+    def on_update(step: int, steps: int, loss: float) -> None:
+        run.write("metrics", step, metric_rows(step, {"sft/loss_nats": loss}))
+        if not math.isfinite(loss):
+            raise RuntimeError(
+                f"Update {step}: the loss is not finite, a smaller --learning-rate may help."
+            )
+        if progress is not None:
+            progress(step, steps, loss)
+
+    fit(policy, rows, schedule, on_update)
+    save_folder(policy, run.path / MODEL)
+    run.finish(started())
+    return run.path / MODEL
+
+
+def _schedule(warmup: WarmupConfig, num_rows: int, epochs: int, rate: float) -> WarmupConfig:
+    steps = max(1, math.ceil(epochs * num_rows / warmup.rows))
+    rise = min(warmup.warmup_steps, max(1, steps // 10))
+    return replace(warmup, steps=steps, warmup_steps=rise, learning_rate=rate)
