@@ -28,8 +28,8 @@ from trainer.config import (
     RolloutConfig,
     TaskConfig,
 )
-from trainer.learner import Learner
-from trainer.optimizer import make_optimizer
+from trainer.learning.learner import Learner
+from trainer.learning.optimizer import make_optimizer
 from trainer.policy import PAD, Policy, build_model
 from trainer.setup import make_method, make_rollout
 from trainer.tasks import Row, Step
@@ -170,7 +170,7 @@ class OneTurn:
 
 
 class Ours:
-    """The parts of `trainer.train`, in its order; nothing is logged or saved."""
+    """The parts of `trainer.loop.train`, in its order; nothing is logged or saved."""
 
     def __init__(self, setting: Setting) -> None:
         config = _config(setting)

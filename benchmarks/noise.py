@@ -16,8 +16,8 @@ from trainer.config import Config, RolloutConfig, TaskConfig
 from trainer.noise import sources
 from trainer.noise.sources import Sampler
 from trainer.setup import cache_folder, make_rollout
+from trainer.supervised.warmup import warm_policy
 from trainer.tasks import rows
-from trainer.warmup import warm_policy
 from twinstats.episodes import Task
 from twinstats.noise import KeyColumns, NoiseKey, generator
 

@@ -21,8 +21,8 @@ from trainer.engines.hf import HfEngine
 from trainer.noise.sources import Noise
 from trainer.rollout import Rollout
 from trainer.setup import cache_folder, make_rollout
+from trainer.supervised.warmup import warm_policy
 from trainer.tasks import rows
-from trainer.warmup import warm_policy
 from twinstats.episodes import Fork, Task
 from twinstats.noise import generator
 

@@ -25,8 +25,8 @@ from trainer.engines import Engine, SampledTurn, Session
 from trainer.policy import Policy
 from trainer.rollout import Rollout
 from trainer.setup import cache_folder, make_rollout
+from trainer.supervised.warmup import warm_policy
 from trainer.tasks import rows
-from trainer.warmup import warm_policy
 from twinstats import paired
 from twinstats.episodes import FRESH, SHARED, SLOTS_PER_PART, Episode, Fork, Task
 from twinstats.noise import NoiseKey

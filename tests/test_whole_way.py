@@ -7,8 +7,8 @@ import pytest
 
 from trainer.recipes import recipe
 from trainer.setup import cache_folder, make_rollout
+from trainer.supervised.warmup import warm_policy
 from trainer.tasks.rows import task_rows
-from trainer.warmup import warm_policy
 from twinstats import cli
 from twinstats.episodes import KEEP, Fork, Task
 from twinstats.rows import is_equal_decision, null_disagreements

@@ -12,10 +12,11 @@ from trainer.chat_template import ChatTemplate
 from trainer.config import Config, CreditConfig
 from trainer.engines.choice import check_engine, make_engine
 from trainer.engines.stops import stop_texts
+from trainer.learning.optimizer import check_schedule
+from trainer.loop.trackers import check_tracker
 from trainer.needs.regressor import success_regressor
 from trainer.noise import sources
 from trainer.noise.sources import Sampler
-from trainer.optimizer import check_schedule
 from trainer.policy import Policy
 from trainer.rollout import Rollout
 from trainer.rollout.play import Limits
@@ -24,7 +25,6 @@ from trainer.tasks import make as make_environment
 from trainer.tasks import names as task_names
 from trainer.tasks.choice import CHATS, check_task, options_of, reward_of
 from trainer.tasks.reward import Rewarded
-from trainer.trackers import check_tracker
 from twinstats.credit import METHODS, Budget, Method, make
 from twinstats.errors import UsageError, unknown
 

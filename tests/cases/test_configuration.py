@@ -7,15 +7,15 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from trainer import checkpoint as module
-from trainer.checkpoint import (
+from trainer.config import changed, from_dict, parse
+from trainer.loop import checkpoint as module
+from trainer.loop.checkpoint import (
     Checkpoint,
     CorruptCheckpointError,
     load_checkpoint,
     newest,
     save_checkpoint,
 )
-from trainer.config import changed, from_dict, parse
 from trainer.recipes import recipe
 from twinstats.errors import UsageError
 from twinstats.records import create_run, read_run, reopen_run

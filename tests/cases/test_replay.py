@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tests.trainer.conftest import MODEL, Parity, coin, scripted
-from trainer import train as module
 from trainer.config import (
     CheckpointConfig,
     Config,
@@ -23,13 +22,14 @@ from trainer.config import (
     TaskConfig,
     WarmupConfig,
 )
+from trainer.loop import train as module
+from trainer.loop.train import train, train_tasks
 from trainer.policy import Policy, build_model, build_tokenizer, padded, token_logprobs
 from trainer.policy.tokens import action_spans, episode_ids
 from trainer.setup import make_rollout
 from trainer.tasks import questions
 from trainer.tasks.demonstrations import demonstrations, text_of
 from trainer.tasks.facts import SPECIAL_TOKENS
-from trainer.train import train, train_tasks
 from twinstats.episodes import KEEP, Fork, Task
 from twinstats.errors import UsageError
 from twinstats.noise import generator

@@ -9,8 +9,9 @@ import torch
 from tests.trainer.conftest import scripted
 from trainer.config import LossConfig, ModelConfig, changed
 from trainer.engines.hf import HfEngine
-from trainer.learner import Learner, has_credit
-from trainer.loss import Batch, Logprobs, kl, make_batch, policy_loss
+from trainer.learning.credited import has_credit
+from trainer.learning.learner import Learner
+from trainer.learning.loss import Batch, Logprobs, kl, make_batch, policy_loss
 from trainer.policy import build_model, padded, token_logprobs
 from trainer.policy.tokens import action_spans, episode_ids
 from trainer.recipes import recipe

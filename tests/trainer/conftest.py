@@ -15,7 +15,7 @@ from trainer.config import (
     WarmupConfig,
 )
 from trainer.engines import Counts, SampledTurn
-from trainer.episode_log import LoggedEpisode
+from trainer.logged.episode_log import LoggedEpisode
 from trainer.policy import Policy, build_model, build_tokenizer
 from trainer.rollout import Rollout
 from trainer.rollout.play import Limits

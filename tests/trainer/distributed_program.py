@@ -17,7 +17,7 @@ from trainer.distributed.learners import make_learner, optimizer_tensors, restor
 from trainer.distributed.processes import Message, joined
 from trainer.distributed.weights import whole
 from trainer.distributed.worker import serve
-from trainer.optimizer import trained_parameters
+from trainer.learning.optimizer import trained_parameters
 from trainer.policy import Policy, build_model
 from trainer.policy.lora import add_adapters
 from twinstats.episodes import Credit, Episode, Task, Turn

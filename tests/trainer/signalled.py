@@ -24,9 +24,10 @@ from torch.utils import tensorboard
 from transformers import AutoTokenizer
 
 from tests.trainer.conftest import Parity
-from trainer import setup, train
+from trainer import setup
 from trainer.commands import train as command
 from trainer.config import from_dict
+from trainer.loop import train
 from trainer.policy import Policy, build_model
 from trainer.rollout import Rollout
 from trainer.tasks import questions

@@ -12,12 +12,12 @@ import torch
 
 from tests.trainer.conftest import coin, log_of, scripted
 from trainer.config import changed
-from trainer.episode_log import LoggedEpisode
+from trainer.logged.episode_log import LoggedEpisode
+from trainer.loop.train import train_tasks
 from trainer.noise.logged import LoggedNoise
 from trainer.rollout import adoption
 from trainer.setup import make_rollout
 from trainer.tasks import ToolError
-from trainer.train import train_tasks
 from twinstats.episodes import FRESH, KEEP, Fork, Task
 from twinstats.keys import FACTUAL
 from twinstats.noise import NoiseKey

@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from trainer import checkpoint as module
-from trainer.checkpoint import (
+from trainer.loop import checkpoint as module
+from trainer.loop.checkpoint import (
     Checkpoint,
     CorruptCheckpointError,
     checkpoints,
@@ -261,8 +261,8 @@ KILLED = """
 import sys
 from pathlib import Path
 import torch
-from trainer import checkpoint
-from trainer.checkpoint import Checkpoint, save_checkpoint
+from trainer.loop import checkpoint
+from trainer.loop.checkpoint import Checkpoint, save_checkpoint
 folder = Path(sys.argv[1])
 big = {"w": torch.ones(4_000_000)}
 save_checkpoint(folder, Checkpoint(1, big, {}, {}), keep=1)

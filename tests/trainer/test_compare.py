@@ -8,7 +8,7 @@ import pytest
 from statsmodels.stats.multitest import multipletests
 
 from trainer.commands.compare import compare as command
-from trainer.compare import compare
+from trainer.evaluation.compare import compare
 from twinstats.errors import UsageError
 from twinstats.pairs import paired
 from twinstats.records import Run, create_run
@@ -144,4 +144,4 @@ def test_the_command_shows_difference_interval_and_p(evaluated, capsys):
 def test_comparing_and_watching_load_no_torch():
     code = "import sys, trainer.commands.compare, trainer.commands.watch; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "torch" not in done.stdout.split() and "trainer.compare" in done.stdout
+    assert "torch" not in done.stdout.split() and "trainer.evaluation.compare" in done.stdout

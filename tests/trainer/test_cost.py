@@ -40,8 +40,8 @@ from trainer.cost.seconds import (
 )
 from trainer.cost.shape import KNOWN, shape_of
 from trainer.cost.tokens import FILL, step_tokens
-from trainer.learner import ready
-from trainer.optimizer import make_optimizer, trained_parameters
+from trainer.learning.learner import ready
+from trainer.learning.optimizer import make_optimizer, trained_parameters
 from trainer.policy import Policy, build_model, token_logits, token_logprobs
 from trainer.policy.lora import add_adapters
 from twinstats.cli import main as cli

@@ -13,11 +13,11 @@ import polars as pl
 import pytest
 import torch
 
-from trainer.checkpoint import load_checkpoint, newest
 from trainer.config import Config, LossConfig, changed
 from trainer.distributed.processes import Processes, check_processes
 from trainer.distributed.shares import assembled, dealt, packed, share, unpacked
-from trainer.loss import Batch, Logprobs, policy_loss
+from trainer.learning.loss import Batch, Logprobs, policy_loss
+from trainer.loop.checkpoint import load_checkpoint, newest
 from twinstats.errors import UsageError
 from twinstats.records import read
 

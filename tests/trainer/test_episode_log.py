@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.episode_log import LoggedEpisode, read_episodes
-from trainer.retrofit import logged_task
-from trainer.train import train_tasks
+from trainer.logged.episode_log import LoggedEpisode, read_episodes
+from trainer.logged.retrofit import logged_task
+from trainer.loop.train import train_tasks
 from twinstats.episodes import Task
 from twinstats.errors import UsageError
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from trainer.config import changed
-from trainer.evaluate import evaluate, evaluation_tasks
-from trainer.scores import GREEDY, SAMPLED
+from trainer.evaluation.evaluate import evaluate, evaluation_tasks
+from trainer.evaluation.scores import GREEDY, SAMPLED
 from trainer.setup import make_rollout
 from twinstats.episodes import Episode
 

@@ -8,10 +8,10 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 from trainer.config import changed
-from trainer.export import export, merged
+from trainer.evaluation.scores import SAMPLED
+from trainer.export.folder import export, merged
 from trainer.policy import Policy
 from trainer.policy.lora import add_adapters
-from trainer.scores import SAMPLED
 from twinstats.errors import UsageError
 from twinstats.records import create_run
 

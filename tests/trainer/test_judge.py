@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from trainer.config import changed
+from trainer.loop.train import train_tasks
 from trainer.needs import Setup, make
 from trainer.needs.chat import KEY, TRIES, ChatServer
 from trainer.needs.policy_judge import QUESTION, PolicyJudge
@@ -17,7 +18,6 @@ from trainer.needs.segments import Segments, Verdict, runs
 from trainer.needs.server_judge import read
 from trainer.setup import check, make_rollout
 from trainer.tasks.facts import Facts
-from trainer.train import train_tasks
 from twinstats.errors import UsageError
 from twinstats.rows import episode_rows
 

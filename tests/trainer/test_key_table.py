@@ -19,12 +19,12 @@ from tests.key_table import (
     play_nested,
 )
 from tests.trainer.conftest import Letters, Script, coin
+from trainer.loop.train import train_tasks
 from trainer.rollout import Rollout
 from trainer.rollout.play import RESET_SLOT, Limits
 from trainer.setup import make_rollout
 from trainer.tasks import Step
 from trainer.tasks.facts import Facts
-from trainer.train import train_tasks
 from twinstats.episodes import FRESH, KEEP, RESAMPLE, SHARED, Fork, Task
 from twinstats.keys import fork_streams, rejection
 from twinstats.noise import KeyColumns, gumbel, uniform

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from trainer.config import changed
-from trainer.learner import Learner, engine_logprobs, filtered
-from trainer.loss import make_batch
-from trainer.optimizer import make_optimizer, trained_parameters
+from trainer.learning.credited import engine_logprobs, filtered
+from trainer.learning.learner import Learner
+from trainer.learning.loss import make_batch
+from trainer.learning.optimizer import make_optimizer, trained_parameters
+from trainer.loop.train import train_tasks
 from trainer.policy import Policy, token_logprobs
 from trainer.policy.lora import add_adapters
 from trainer.setup import make_rollout
-from trainer.train import train_tasks
 from twinstats.episodes import Credit
 
 

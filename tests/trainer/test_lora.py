@@ -5,15 +5,15 @@ import torch
 
 from tests.trainer.conftest import MODEL
 from tests.trainer.test_train import Killed, assert_same, play, results
-from trainer.checkpoint import load_checkpoint, newest
 from trainer.config import LoraConfig, changed
 from trainer.engines.hf import HfEngine
-from trainer.learner import Learner
-from trainer.optimizer import make_optimizer, trained_parameters
+from trainer.learning.learner import Learner
+from trainer.learning.optimizer import make_optimizer, trained_parameters
+from trainer.loop.checkpoint import load_checkpoint, newest
+from trainer.loop.train import train_tasks
 from trainer.policy import build_model, padded, token_logprobs
 from trainer.policy.lora import adapters_off, add_adapters, has_adapters, plain_weights
 from trainer.setup import make_rollout
-from trainer.train import train_tasks
 from twinstats.credit import assign, make
 from twinstats.episodes import group_by_task
 from twinstats.errors import UsageError

@@ -7,19 +7,20 @@ import pytest
 import torch
 
 from trainer.config import LossConfig, changed
-from trainer.learner import GradientError, Learner, has_credit
-from trainer.loss import (
+from trainer.learning.credited import has_credit
+from trainer.learning.learner import GradientError, Learner
+from trainer.learning.loss import (
     Batch,
     Logprobs,
     kl,
     make_batch,
     policy_loss,
 )
-from trainer.optimizer import make_optimizer
+from trainer.learning.optimizer import make_optimizer
+from trainer.loop.train import train_tasks
 from trainer.policy import token_logprobs
 from trainer.policy.tokens import action_spans, episode_ids
 from trainer.setup import make_rollout
-from trainer.train import train_tasks
 from twinstats.credit import assign, make
 from twinstats.episodes import Credit, Episode, Fork, Task, Turn, group_by_task
 

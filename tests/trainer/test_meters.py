@@ -8,7 +8,7 @@ import time
 import polars as pl
 
 from tests.trainer.test_train import play
-from trainer.meters import Stopwatch, memory
+from trainer.loop.meters import Stopwatch, memory
 from twinstats.records import read
 
 __all__ = ["play"]  # a fixture
@@ -60,7 +60,7 @@ def test_stages_add_up_and_a_stage_without_work_took_none():
 
 def test_the_peak_is_what_the_operating_system_saw_in_bytes():
     code = (
-        "from trainer.meters import memory; import numpy as np; before = memory(); "
+        "from trainer.loop.meters import memory; import numpy as np; before = memory(); "
         "np.ones(25_000_000); after = memory(); "
         "print(after['memory/peak_bytes'] - before['memory/peak_bytes'])"
     )

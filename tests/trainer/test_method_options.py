@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from trainer import credit_options
-from trainer.checkpoint import load_checkpoint, newest
 from trainer.config import changed
 from trainer.credit_options import FIELDS, read, try_out
+from trainer.loop.checkpoint import load_checkpoint, newest
+from trainer.loop.train import train
 from trainer.policy import Policy, build_model
 from trainer.setup import check, make_method
-from trainer.train import train
 from twinstats import credit
 from twinstats.credit import METHODS, names
 from twinstats.credit.registry import Entry

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.trainer.test_train import Killed, assert_same, metric, play, results
-from trainer.checkpoint import load_checkpoint, newest
 from trainer.config import changed
 from trainer.engines.hf import HfEngine
+from trainer.loop.checkpoint import load_checkpoint, newest
 from trainer.needs import Setup
 from trainer.needs.critic import Critic
 from trainer.policy import Policy, build_model

@@ -7,7 +7,7 @@ import torch
 from transformers import get_scheduler
 
 from trainer.config import LengthConfig, changed
-from trainer.optimizer import learning_rate, make_optimizer, trained_parameters
+from trainer.learning.optimizer import learning_rate, make_optimizer, trained_parameters
 from trainer.setup import check
 from twinstats.errors import UsageError
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import Qwen2Tokenizer
 
-from trainer.learner import ready
+from trainer.learning.learner import ready
 from trainer.policy import (
     PAD,
     build_model,

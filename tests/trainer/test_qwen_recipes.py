@@ -8,9 +8,9 @@ from tests.trainer.test_search_qa import hits, retrieve_server
 from trainer.commands.shared import warmed
 from trainer.commands.train import run_training
 from trainer.config import changed
+from trainer.loop.train import train_tasks
 from trainer.recipes import RECIPES, recipe
 from trainer.setup import check, make_rollout
-from trainer.train import train_tasks
 from twinstats.episodes import KEEP, Fork
 from twinstats.errors import UsageError
 from twinstats.records import read

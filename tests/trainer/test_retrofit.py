@@ -10,10 +10,10 @@ import pytest
 
 from trainer.commands import shared, train
 from trainer.config import changed
+from trainer.logged.retrofit import logged_task
+from trainer.loop.train import train_tasks
 from trainer.policy import Policy, build_model
-from trainer.retrofit import logged_task
 from trainer.setup import make_rollout
-from trainer.train import train_tasks
 from twinstats import cli
 from twinstats.episodes import Task
 from twinstats.records import create_run, read, read_run, tables

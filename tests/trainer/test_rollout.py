@@ -8,9 +8,9 @@ import dataclasses
 import pytest
 
 from tests.trainer.conftest import coin, scripted
+from trainer.loop.train import train_tasks
 from trainer.rollout.play import RESET_SLOT
 from trainer.setup import make_rollout
-from trainer.train import train_tasks
 from twinstats.episodes import FRESH, KEEP, RESAMPLE, SHARED, Episode, Fork, Task, World
 from twinstats.rows import is_equal_decision, null_disagreements
 

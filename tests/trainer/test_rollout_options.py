@@ -7,13 +7,13 @@ import pytest
 
 from tests.trainer.conftest import Letters, Script, coin, scripted
 from trainer.engines import Counts
+from trainer.loop.train import train_tasks
 from trainer.rollout import Rollout
 from trainer.rollout.play import Limits
 from trainer.setup import make_rollout
 from trainer.tasks import Step
 from trainer.tasks.facts import Facts, render_answer, render_search, retriever
 from trainer.tasks.noisy import NoisyFacts
-from trainer.train import train_tasks
 from twinstats.episodes import DIFFERENT, FRESH, KEEP, SHARED, Fork, Task
 from twinstats.errors import UsageError
 from twinstats.noise import NoiseKey, uniform

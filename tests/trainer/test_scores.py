@@ -5,7 +5,14 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from trainer.scores import GREEDY, SAMPLED, answer_rows, evaluation_rows, pass_at_k, score_rows
+from trainer.evaluation.scores import (
+    GREEDY,
+    SAMPLED,
+    answer_rows,
+    evaluation_rows,
+    pass_at_k,
+    score_rows,
+)
 from twinstats.episodes import Episode, Task, Turn
 
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 import typer
 
-from trainer.checkpoint import Checkpoint, save_checkpoint
 from trainer.commands import shared
 from trainer.commands import train as commands
 from trainer.config import changed
-from trainer.optimizer import make_optimizer
+from trainer.learning.optimizer import make_optimizer
+from trainer.loop.checkpoint import Checkpoint, save_checkpoint
+from trainer.loop.training import reopened
 from trainer.policy import Policy, build_tokenizer
 from trainer.rollout import Rollout
 from trainer.setup import cache_folder, check, make_method, make_rollout
-from trainer.training import reopened
-from trainer.warmup import fingerprint
+from trainer.supervised.warmup import fingerprint
 from twinstats import cli
 from twinstats.credit import names
 from twinstats.errors import UsageError

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.trainer.test_train import assert_same, results
-from trainer.checkpoint import checkpoints, load_checkpoint
 from trainer.config import changed
+from trainer.loop.checkpoint import checkpoints, load_checkpoint
 
 ROOT = Path(__file__).parents[2]
 

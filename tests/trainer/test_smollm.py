@@ -12,11 +12,11 @@ from trainer.policy import Policy, build_model, build_tokenizer, gguf, load_poli
 from trainer.policy.pretrained import PACKAGED, Packaged, pretrained_policy
 from trainer.recipes import recipe
 from trainer.setup import cache_folder, make_rollout
+from trainer.supervised.warmup import fingerprint
 from trainer.tasks import make
 from trainer.tasks.free_text import FreeText, read_line, render_lines, render_question, support
 from trainer.tasks.questions import question_by_id, split_questions
 from trainer.tasks.rows import row_of, task_rows
-from trainer.warmup import fingerprint
 from twinstats.episodes import KEEP, Fork, Task
 from twinstats.errors import UsageError
 from twinstats.rows import is_same_play

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from tests.trainer.test_train import Killed, assert_same, play, results, undisturbed
-from trainer import train as module
-from trainer.checkpoint import CorruptCheckpointError, checkpoints, named, newest
 from trainer.config import MACHINE, changed, paths
-from trainer.evaluate import evaluate as plain_evaluate
+from trainer.evaluation.evaluate import evaluate as plain_evaluate
+from trainer.loop import train as module
+from trainer.loop.checkpoint import CorruptCheckpointError, checkpoints, named, newest
+from trainer.loop.sigterm import Sigterm
+from trainer.loop.training import SCORE, refuse_ruined
 from trainer.oracle.config import OracleConfig
 from trainer.oracle.study import oracle
-from trainer.sigterm import Sigterm
-from trainer.training import SCORE, refuse_ruined
 from twinstats import records
 from twinstats.errors import Stopped
 

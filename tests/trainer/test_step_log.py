@@ -5,7 +5,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from trainer.step_log import play_metrics
+from trainer.loop.step_log import play_metrics
 from twinstats.credit.budget import Budget, BudgetMemory, Planned
 from twinstats.episodes import FRESH, KEEP, Credit, Episode, Fork, Group, Task, Turn
 from twinstats.records import create_run, metric_rows

@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from trainer import warmup
 from trainer.config import WarmupConfig
-from trainer.demonstration_file import chat_segments, read_demonstrations, tokens_of
 from trainer.policy import Policy, build_model, load_policy
-from trainer.sft import sft
-from trainer.supervised import Rows, Tokens, end_to_end, fit, packed, rate, supervised_loss
+from trainer.supervised import warmup
+from trainer.supervised.demonstration_file import chat_segments, read_demonstrations, tokens_of
+from trainer.supervised.sft import sft
+from trainer.supervised.updates import Rows, Tokens, end_to_end, fit, packed, rate, supervised_loss
 from trainer.tasks.demonstrations import demonstrations
 from twinstats.errors import UsageError
 from twinstats.noise import generator
@@ -114,7 +114,7 @@ def test_updates_go_through_rows_in_order_and_over_again(policy, monkeypatch):
         seen.append(rows.ids_RL[:, 0].tolist())
         return next(policy.model.parameters()).sum()
 
-    monkeypatch.setattr("trainer.supervised.supervised_loss", loss)
+    monkeypatch.setattr("trainer.supervised.updates.supervised_loss", loss)
     rows = Rows(torch.arange(3)[:, None], torch.ones(3, 1, dtype=bool))
     fit(policy, rows, WarmupConfig(steps=3, rows=2))
     assert seen == [[0, 1], [2, 0], [1, 2]]

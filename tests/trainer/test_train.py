@@ -8,14 +8,14 @@ import polars as pl
 import pytest
 import torch
 
-from trainer import train as module
-from trainer.checkpoint import Checkpoint, load_checkpoint, newest
 from trainer.config import changed
+from trainer.loop import train as module
+from trainer.loop.checkpoint import Checkpoint, load_checkpoint, newest
+from trainer.loop.train import train, train_tasks
+from trainer.loop.training import load_weights
 from trainer.policy import Policy, build_model
 from trainer.tasks import questions
 from trainer.tasks.questions import data_fingerprint
-from trainer.train import train, train_tasks
-from trainer.training import load_weights
 from twinstats.errors import UsageError
 from twinstats.records import Run, read, read_run
 

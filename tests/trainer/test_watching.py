@@ -12,8 +12,8 @@ from trainer.commands import watch as command
 from trainer.commands.progress import note, share_done, training_progress
 from trainer.commands.watch import drawing, sparkline
 from trainer.config import changed
-from trainer.trackers import check_tracker, tracking
-from trainer.watch import Log
+from trainer.loop.trackers import check_tracker, tracking
+from trainer.loop.watch import Log
 from twinstats.errors import UsageError
 from twinstats.records import Run, create_run, metric_rows
 
@@ -182,7 +182,7 @@ def test_a_run_is_watched_while_it_is_written(run):
 
 
 def test_parts_are_read_once_and_again_where_a_resumed_run_wrote_them_anew(run, monkeypatch):
-    from trainer import watch
+    from trainer.loop import watch
 
     read = []
     plain = watch._values

@@ -5,11 +5,11 @@ import sys
 import torch
 
 from trainer.config import Config, ModelConfig, RolloutConfig, TaskConfig, changed
+from trainer.loop.train import train_tasks
 from trainer.policy import Policy, build_model, build_tokenizer
 from trainer.setup import make_rollout
 from trainer.tasks.demonstrations import demonstrations, text_of
 from trainer.tasks.facts import SPECIAL_TOKENS
-from trainer.train import train_tasks
 from twinstats.episodes import DIFFERENT, FRESH, KEEP, RESAMPLE, SHARED, Fork
 from twinstats.noise import generator
 from twinstats.rows import null_disagreements

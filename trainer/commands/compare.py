@@ -8,8 +8,8 @@ import typer
 from rich.table import Table
 
 from trainer.commands.score_tables import interval, plain_table, print_tables, share
-from trainer.compare import Comparison
-from trainer.compare import compare as compare_runs
+from trainer.evaluation.compare import Comparison
+from trainer.evaluation.compare import compare as compare_runs
 
 
 def compare(

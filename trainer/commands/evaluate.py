@@ -12,7 +12,7 @@ from twinstats.records import create_run, refuse_existing
 
 if TYPE_CHECKING:
     from trainer.config import Config
-    from trainer.evaluate import Evaluation
+    from trainer.evaluation.evaluate import Evaluation
 
 
 def evaluate(
@@ -27,8 +27,8 @@ def evaluate(
 
     Each question is answered once greedily and `evaluation.samples` times sampled.
     """
-    from trainer.evaluate import evaluate as evaluate_policy
-    from trainer.evaluate import evaluation_tasks
+    from trainer.evaluation.evaluate import evaluate as evaluate_policy
+    from trainer.evaluation.evaluate import evaluation_tasks
     from trainer.setup import check_play, make_rollout
 
     config = trained_config(run, settings or [])

@@ -17,7 +17,7 @@ def export(
     ] = False,
 ) -> None:
     """Write a run's policy as a Hugging Face folder, with a model card."""
-    from trainer.export import export as export_policy
+    from trainer.export.folder import export as export_policy
     from trainer.policy.folder import refuse_folder
 
     config = trained_config(run, [])

@@ -35,9 +35,9 @@ def retrofit(
     was shown before each turn. They must have been sampled by the policy, at `rollout.temperature`
     and cut at `rollout.max_turn_tokens`.
     """
-    from trainer.episode_log import read_episodes
-    from trainer.retrofit import logged_task
-    from trainer.retrofit import retrofit as retrofit_episodes
+    from trainer.logged.episode_log import read_episodes
+    from trainer.logged.retrofit import logged_task
+    from trainer.logged.retrofit import retrofit as retrofit_episodes
     from trainer.setup import check, make_rollout
 
     twins = ["credit.method=twice", "credit.options=none"]

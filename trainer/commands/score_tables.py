@@ -8,7 +8,7 @@ import polars as pl
 from rich.console import Console
 from rich.table import Table
 
-from trainer.scores import ANSWER_METRICS
+from trainer.evaluation.scores import ANSWER_METRICS
 from twinstats.records import read
 
 _WIDTH = 100  # of tables outside a terminal

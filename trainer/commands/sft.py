@@ -24,8 +24,8 @@ def sft(
     A line is {"messages": [{"role": ..., "content": ...}, ...]}, of which the assistant's messages
     are learned, or {"observations": [...], "turns": [...]}, of which the turns are.
     """
-    from trainer.demonstration_file import read_demonstrations
-    from trainer.sft import sft as fine_tune
+    from trainer.supervised.demonstration_file import read_demonstrations
+    from trainer.supervised.sft import sft as fine_tune
 
     config = changed(recipe(name), settings or [])
     refuse_existing(out, remedy="name another folder")

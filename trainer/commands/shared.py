@@ -30,7 +30,7 @@ def warmed(config: Config) -> "Policy":
     """The policy of a configuration before it is trained: pretrained, or warmed up here."""
     from trainer.policy.pretrained import pretrained_policy
     from trainer.setup import cache_folder
-    from trainer.warmup import warm_policy
+    from trainer.supervised.warmup import warm_policy
 
     quiet()
     if config.model.pretrained:
@@ -57,9 +57,9 @@ def trained_config(run: Path, settings: list[str]) -> Config:
 
 def trained_policy(run: Path, checkpoint: str | None, config: Config) -> "tuple[Policy, int]":
     """The policy of a run's checkpoint (a step, best, or null: the newest), and its step."""
-    from trainer.checkpoint import load_checkpoint, named
+    from trainer.loop.checkpoint import load_checkpoint, named
+    from trainer.loop.training import load_weights, refuse_ruined
     from trainer.policy.lora import add_adapters
-    from trainer.training import load_weights, refuse_ruined
 
     path = named(run / "checkpoints", checkpoint)
     if path is None:

@@ -10,8 +10,8 @@ from trainer.commands.progress import training_progress
 from trainer.commands.score_tables import last_scores, print_tables
 from trainer.commands.shared import Settings, now, warmed
 from trainer.config import Config, changed
+from trainer.loop.sigterm import Sigterm
 from trainer.recipes import RECIPES, recipe
-from trainer.sigterm import Sigterm
 from twinstats.errors import UsageError
 from twinstats.records import refuse_existing
 
@@ -74,7 +74,7 @@ def run_training(
 
 
 def _followed(config: Config, out: Path, processes: "Processes") -> Path:
-    from trainer.train import follow
+    from trainer.loop.train import follow
 
     processes.wait()  # until rank 0 has checked the run, and warmed the policy up
     follow(config, warmed(config), processes)
@@ -91,10 +91,10 @@ def _trained(
     fallback: bool,
 ) -> Path:
     from trainer.distributed.processes import check_processes
-    from trainer.evaluate import evaluation_tasks
+    from trainer.evaluation.evaluate import evaluation_tasks
+    from trainer.loop.train import train as train_policy
+    from trainer.loop.train import train_tasks
     from trainer.setup import check
-    from trainer.train import train as train_policy
-    from trainer.train import train_tasks
 
     check(config)  # what is refused is refused before the warm-up
     check_processes(config, processes)
@@ -121,7 +121,7 @@ def _trained(
 
 def _check_folder(out: Path, config: Config, *, resume: bool) -> None:
     """Refuses the folders that `train` refuses."""
-    from trainer.training import reopened
+    from trainer.loop.training import reopened
 
     if resume:
         reopened(out, config)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer.commands.score_tables import share, wide_console
-from trainer.watch import Log, Pair, Point, View
+from trainer.loop.watch import Log, Pair, Point, View
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _LENGTH = 40  # of a sparkline

@@ -7,7 +7,7 @@ out what frameworks take for themselves (`OVERHEAD` stands for it) and fragmenta
 from trainer.config import Config
 from trainer.cost.shape import Shape
 from trainer.cost.tokens import StepTokens
-from trainer.learner import needs_reference
+from trainer.learning.reference import needs_reference
 
 FLOAT32, BFLOAT16 = 4, 2
 OVERHEAD = 3 * 10**9

@@ -11,7 +11,7 @@ from trainer.config import Config
 from trainer.cost.memory import BFLOAT16, FLOAT32, fitting_rows, kv_bytes
 from trainer.cost.shape import Shape
 from trainer.cost.tokens import StepTokens
-from trainer.learner import needs_reference
+from trainer.learning.reference import needs_reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

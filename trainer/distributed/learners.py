@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import torch
 
-from trainer import checkpoint
 from trainer.config import Config
 from trainer.distributed.processes import ALONE, Message, Processes
 from trainer.distributed.weights import (
@@ -16,8 +15,10 @@ from trainer.distributed.weights import (
     spread,
     spread_optimizer,
 )
-from trainer.learner import Learner, reference_of
-from trainer.optimizer import make_optimizer
+from trainer.learning.learner import Learner
+from trainer.learning.optimizer import make_optimizer
+from trainer.learning.reference import reference_of
+from trainer.loop import checkpoint
 from trainer.policy import Policy
 
 

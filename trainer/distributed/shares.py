@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from trainer.distributed.processes import Message
-from trainer.loss import Batch
+from trainer.learning.loss import Batch
 
 # R rows, L positions
 

@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor
 from trainer.distributed.processes import Message, Processes
 from trainer.distributed.shares import Given, dealt, packed, share
 from trainer.distributed.weights import whole
-from trainer.loss import Batch
+from trainer.learning.loss import Batch
+from trainer.learning.update_sums import UpdateSums
 from trainer.policy import Policy
-from trainer.update_sums import UpdateSums
 
 _TOTALS = ("tokens", "clipped", "capped", "entropy", "moved", "kl", "policy")
 

@@ -15,8 +15,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from trainer.checkpoint import optimizer_tensors
 from trainer.distributed.processes import Processes
+from trainer.loop.checkpoint import optimizer_tensors
 from trainer.policy import token_logprobs
 
 _LOGPROBS = "token_logprobs"  # the method by which a model in parts is called

@@ -7,8 +7,8 @@ from trainer.distributed.processes import Message
 from trainer.distributed.shares import unpacked
 from trainer.distributed.together import add_up, bring_together
 from trainer.distributed.weights import gathered_optimizer
-from trainer.learner import Learner, new_sums, ready
-from trainer.update_sums import UpdateSums
+from trainer.learning.learner import Learner, new_sums, ready
+from trainer.learning.update_sums import UpdateSums
 
 
 def serve(learner: Learner) -> None:

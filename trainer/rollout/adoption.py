@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from trainer.engines import SampledTurn, Session
-from trainer.episode_log import LoggedEpisode
+from trainer.logged.episode_log import LoggedEpisode
 from trainer.noise.logged import LoggedNoise
 from trainer.policy import Policy, entropies, token_logits
 from trainer.policy.tokens import padded_episodes

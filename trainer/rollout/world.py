@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 
 from trainer.engines import Engine
-from trainer.episode_log import LoggedEpisode
+from trainer.logged.episode_log import LoggedEpisode
 from trainer.needs import Provider
 from trainer.policy import Policy
 from trainer.rollout import adoption

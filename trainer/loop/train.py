@@ -12,16 +12,16 @@ from trainer.config import Config
 from trainer.distributed.learners import make_learner
 from trainer.distributed.processes import ALONE, Message, Processes
 from trainer.distributed.worker import serve
-from trainer.evaluate import Evaluation, evaluate
-from trainer.meters import Stopwatch, memory
+from trainer.evaluation.evaluate import Evaluation, evaluate
+from trainer.loop.meters import Stopwatch, memory
+from trainer.loop.sigterm import Sigterm
+from trainer.loop.step_log import log_step, play_metrics
+from trainer.loop.trackers import tracking
+from trainer.loop.training import SCORE, Training, reopened, restore, save
 from trainer.policy import Policy
 from trainer.policy.lora import add_adapters
 from trainer.setup import make_method, make_rollout
-from trainer.sigterm import Sigterm
-from trainer.step_log import log_step, play_metrics
 from trainer.tasks.choice import source_of
-from trainer.trackers import tracking
-from trainer.training import SCORE, Training, reopened, restore, save
 from twinstats.credit import assign
 from twinstats.episodes import Credit, Episode, Task, group_by_task
 from twinstats.errors import Stopped

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainer.config import Config
+from trainer.evaluation.scores import GREEDY, SAMPLED, answer_rows, evaluation_rows, score_rows
 from trainer.rollout import Rollout
-from trainer.scores import GREEDY, SAMPLED, answer_rows, evaluation_rows, score_rows
 from trainer.tasks.choice import source_of
 from twinstats.episodes import Episode, Task
 from twinstats.errors import UsageError

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from trainer.config import Config
-from trainer.episode_log import LoggedEpisode
+from trainer.logged.episode_log import LoggedEpisode
+from trainer.loop.step_log import forks_of, log_step, play_metrics
 from trainer.rollout import Rollout
 from trainer.setup import make_method
-from trainer.step_log import forks_of, log_step, play_metrics
 from trainer.tasks.rows import row_by_id
 from twinstats.credit import Method, assign
 from twinstats.episodes import Credit, Episode, Task, group_by_task

@@ -10,20 +10,20 @@ from pathlib import Path
 
 import torch
 
-from trainer.checkpoint import (
+from trainer.config import MACHINE, Config, from_dict
+from trainer.distributed.learners import optimizer_tensors, restore_learner
+from trainer.learning.learner import Learner
+from trainer.learning.optimizer import trained_parameters
+from trainer.loop.checkpoint import (
     Checkpoint,
     save_checkpoint,
     set_aside,
     whole_checkpoint,
 )
-from trainer.config import MACHINE, Config, from_dict
-from trainer.distributed.learners import optimizer_tensors, restore_learner
-from trainer.learner import Learner
-from trainer.optimizer import trained_parameters
+from trainer.loop.trackers import Track
 from trainer.policy import Policy
 from trainer.rollout import Rollout
 from trainer.tasks.choice import source_of
-from trainer.trackers import Track
 from twinstats.credit import Method
 from twinstats.errors import UsageError
 from twinstats.records import Run, parts, reopen_run

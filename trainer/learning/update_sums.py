@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from trainer.loss import Batch, Logprobs, Loss, kl, turn_sums
+from trainer.learning.loss import Batch, Logprobs, Loss, kl, turn_sums
 
 _NAN = float("nan")
 

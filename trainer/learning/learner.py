@@ -1,14 +1,12 @@
 """The updates of a step: from credit to new weights, and what they tell about themselves.
 
-Leaves out the loss itself (`loss`), what updates are summed up to (`update_sums`) and when steps
-are taken (`train`).
+Leaves out the loss itself (`loss`), which credit is trained (`credited`), what updates sum up
+to (`update_sums`), and when steps are taken (`trainer.loop`).
 """
 
 import contextlib
-import copy
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -20,12 +18,13 @@ from trainer.distributed.processes import ALONE, Message, Processes
 from trainer.distributed.shares import Given, assembled
 from trainer.distributed.together import add_up, bring_together, deal
 from trainer.distributed.weights import logprobs_of, sum_gradients, whole
-from trainer.loss import Batch, Logprobs, make_batch, policy_loss, turn_sums
-from trainer.optimizer import learning_rate, trained_parameters
+from trainer.learning.credited import engine_logprobs, filtered, has_credit
+from trainer.learning.loss import Batch, Logprobs, make_batch, policy_loss, turn_sums
+from trainer.learning.optimizer import learning_rate, trained_parameters
+from trainer.learning.reference import needs_reference, reference_of
+from trainer.learning.update_sums import UpdateSums
 from trainer.policy import Policy
-from trainer.policy.lora import adapters_off, has_adapters
-from trainer.policy.tokens import action_spans
-from trainer.update_sums import UpdateSums
+from trainer.policy.lora import adapters_off
 from twinstats.credit.registry import Ratios
 from twinstats.episodes import Credit
 from twinstats.noise import generator
@@ -297,88 +296,9 @@ def ready(model: PreTrainedModel, *, checkpoints: bool = False) -> Iterator[None
         model.eval()
 
 
-def needs_reference(config: LossConfig) -> bool:
-    """Whether updates look at the policy that training started from."""
-    return config.kl_coefficient > 0 or config.max_kl is not None
-
-
 def new_sums(config: Config) -> UpdateSums:
     """The sums of a step before its first update."""
     return UpdateSums(has_reference=needs_reference(config.loss))
-
-
-def reference_of(policy: Policy, config: LossConfig) -> PreTrainedModel | None:
-    """A copy of a policy to measure the KL to, where one is needed; null with adapters."""
-    wants_copy = needs_reference(config) and not has_adapters(policy.model)
-    return frozen(policy.model) if wants_copy else None
-
-
-def frozen(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of a model that is never trained."""
-    return copy.deepcopy(model).eval().requires_grad_(False)
-
-
-def filtered(
-    credits: Sequence[Credit], config: LossConfig
-) -> tuple[list[Credit], dict[str, float]]:
-    """The credit that is trained, and how much was dropped.
-
-    Truncated episodes and groups whose outcomes are all equal lose their credit where the
-    configuration says so; the credit of the others was computed with them, and stays.
-    """
-    kept, counts = [], Counter(truncated=0, equal=0)
-    for credit in credits:
-        factuals = [one for one in credit.episodes if one.fork is None and one.outcome is not None]
-        is_equal = len(factuals) > 1 and len({one.outcome for one in factuals}) == 1
-        drops_all = config.drop_equal_groups and is_equal
-        drops = [config.drop_truncated and one.truncated for one in credit.episodes]
-        counts["equal"] += drops_all
-        counts["truncated"] += sum(drops)
-        values = [
-            np.full(len(own), np.nan) if drops_all or drop else own
-            for own, drop in zip(credit.values, drops, strict=True)
-        ]
-        kept.append(replace(credit, values=values))
-    return kept, {
-        "loss/dropped_groups_count": counts["equal"],
-        "loss/dropped_episodes_count": counts["truncated"],
-    }
-
-
-def engine_logprobs(
-    credits: Sequence[Credit], batch: Batch, *, required: bool = False
-) -> torch.Tensor:
-    """What the engine said of each trained token when it sampled it (R, L), zero elsewhere.
-
-    NaN where it told nothing.
-
-    Raises:
-        ValueError: It told nothing of a trained turn, and that is `required`.
-    """
-    found = torch.zeros(batch.ids_RL.shape)
-    trained = [
-        one
-        for credit in credits
-        for one, own in zip(credit.episodes, credit.values, strict=True)
-        if np.isfinite(own).any()
-    ]
-    for row, episode in enumerate(trained):
-        for index, (begin, end) in enumerate(action_spans(episode)):
-            if not bool(batch.trained_RL[row, begin]):
-                continue
-            told = episode.turns[index].info.get("logprobs")
-            if told is None and required:
-                raise ValueError(
-                    "`loss.importance_cap` needs the engine's log-probabilities, which turn "
-                    f"{index} of episode {episode.name} does not have."
-                )
-            found[row, begin:end] = torch.tensor(np.nan if told is None else told)
-    return found
-
-
-def has_credit(credit: Credit) -> bool:
-    """Whether any turn of a group has credit."""
-    return any(bool(np.isfinite(values).any()) for values in credit.values)
 
 
 def _updates(batch: Batch, config: LossConfig, *, seed: int, step: int) -> Iterator[torch.Tensor]:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.episode_log import json_object, refuse_unknown_ids, turns_of
+from trainer.logged.episode_log import json_object, refuse_unknown_ids, turns_of
 from trainer.policy import Policy
-from trainer.supervised import Tokens
+from trainer.supervised.updates import Tokens
 from twinstats.episodes import Task
 from twinstats.errors import UsageError
 

@@ -16,7 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from trainer.chat_template import ChatTemplate
 from trainer.config import Config
-from trainer.model_card import Card, model_card
+from trainer.export.model_card import Card, model_card
 from trainer.policy import Policy
 from trainer.policy.folder import write_folder
 from trainer.policy.lora import has_adapters, plain_weights

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from trainer.config import Config
+from trainer.loop.twin_metrics import twin_metrics
 from trainer.policy import Policy
-from trainer.twin_metrics import twin_metrics
 from twinstats.credit.baseline import group_info
 from twinstats.credit.budget import allocation_rows
 from twinstats.episodes import Credit, Episode, Group

@@ -14,7 +14,7 @@ from typing import Any
 from trainer.config import Config, WarmupConfig
 from trainer.policy import Policy
 from trainer.policy.folder import save_folder
-from trainer.supervised import Progress, Tokens, fit, packed
+from trainer.supervised.updates import Progress, Tokens, fit, packed
 from twinstats.errors import UsageError
 from twinstats.records import create_run, metric_rows
 

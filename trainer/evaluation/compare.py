@@ -12,7 +12,7 @@ from pathlib import Path
 import polars as pl
 from statsmodels.stats.multitest import multipletests
 
-from trainer.scores import ANSWER_METRICS, EPISODE_METRICS, GREEDY, SAMPLED
+from trainer.evaluation.scores import ANSWER_METRICS, EPISODE_METRICS, GREEDY, SAMPLED
 from twinstats.errors import UsageError
 from twinstats.pairs import PairedResult, paired
 from twinstats.records import parts, read

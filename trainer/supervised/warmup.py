@@ -16,7 +16,7 @@ import numpy as np
 from trainer.config import Config
 from trainer.policy import Policy, build_model, build_tokenizer
 from trainer.policy.cache import cached
-from trainer.supervised import Progress, Tokens, end_to_end, fit
+from trainer.supervised.updates import Progress, Tokens, end_to_end, fit
 from trainer.tasks.demonstrations import Demonstration, demonstrations, text_of
 from trainer.tasks.facts import SPECIAL_TOKENS
 from trainer.tasks.questions import data_fingerprint

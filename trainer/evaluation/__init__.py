@@ -1,0 +1,1 @@
+"""Test questions: played, scored, compared between runs."""

@@ -1,0 +1,1 @@
+"""A trained policy for others: a Hugging Face folder with its model card."""

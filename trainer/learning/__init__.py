@@ -1,0 +1,1 @@
+"""How weights are updated: the learner, its loss, its optimizer."""

@@ -1,0 +1,1 @@
+"""Episodes that were sampled elsewhere: read, and credited."""

@@ -1,0 +1,1 @@
+"""The training loop, its checkpoints, its meters and what watches it."""

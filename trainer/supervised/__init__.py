@@ -1,0 +1,1 @@
+"""Supervised learning: warm-ups and demonstrations."""
