@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer import credit_options, needs
 from trainer.chat_template import ChatTemplate
-from trainer.config import Config, CreditConfig
+from trainer.config import Config, CreditConfig, ModelConfig
 from trainer.engines.choice import check_engine, make_engine
 from trainer.engines.stops import stop_texts
 from trainer.learning.optimizer import check_schedule
@@ -52,12 +52,14 @@ def check_play(config: Config) -> None:
     """Refuses a run whose episodes cannot be played.
 
     Raises:
-        UsageError: An unknown task, a context that has no room for a turn, or what `check_task`
-            and `check_engine` refuse.
+        UsageError: An unknown task, heads that do not fit, a context that has no room for a turn,
+            or what `check_task` and `check_engine` refuse.
     """
     if config.task.name not in task_names():
         raise unknown("task", config.task.name, task_names())
     check_task(config)
+    if not config.model.pretrained:
+        _check_heads(config.model)
     turn, context = config.rollout.max_turn_tokens, config.model.max_length
     if turn >= context:
         raise UsageError(
@@ -65,6 +67,20 @@ def check_play(config: Config) -> None:
             f"got {turn}."
         )
     check_engine(config)
+
+
+def _check_heads(model: ModelConfig) -> None:
+    size = model.hidden // model.heads
+    if size < 2 or size % 2:
+        raise UsageError(
+            "`model.hidden` / `model.heads`, rounded down, must be even and above 0, "
+            f"got {model.hidden} / {model.heads}."
+        )
+    if model.heads % model.kv_heads:
+        raise UsageError(
+            f"`model.heads` must be a multiple of `model.kv_heads`, got {model.heads} and "
+            f"{model.kv_heads}."
+        )
 
 
 def make_rollout(

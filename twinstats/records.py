@@ -74,7 +74,7 @@ class Run:
         Returns:
             Number of parts removed.
         """
-        parts = [part for part in _all_parts(self.path) if _step_of(part) > last_step]
+        parts = [part for part in _all_parts(self.path) if step_of(part) > last_step]
         for part in parts:
             part.unlink()
         for left in self.path.glob("*/*.tmp"):
@@ -299,7 +299,8 @@ def _all_parts(folder: Path) -> Iterable[Path]:
     return folder.glob("*/step-*.parquet")
 
 
-def _step_of(part: Path) -> int:
+def step_of(part: Path) -> int:
+    """The step that a part of a table is of."""
     return int(part.stem.removeprefix("step-"))
 
 

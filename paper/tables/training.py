@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 from scipy.special import stdtrit
-from statsmodels.stats.multitest import multipletests
 
 from paper import coupling, logs, style
 from twinstats import logged_pairs, records
+from twinstats.corrections import holm
 from twinstats.pairs import paired
 
 NEEDS = ("scores", "metrics")
@@ -140,18 +140,15 @@ def _difference(one: list[float], other: list[float]) -> dict[str, Any]:
 
 def _corrected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """With Holm's p-values; a pair of methods is one test, in either order."""
-    tested = [row for row in rows if row.get("pvalue") is not None]
-    once = [row for row in tested if row["method"] < row["against"]]
-    if not once:
-        return rows
-    corrected = multipletests([row["pvalue"] for row in once], method="holm")[1]
+    once = [row for row in rows if row["method"] < row["against"]]
+    corrected = holm([row.get("pvalue") for row in once])
     by_pair = {
-        frozenset((row["method"], row["against"])): float(p)
-        for row, p in zip(once, corrected, strict=True)
+        frozenset((row["method"], row["against"])): pvalue
+        for row, pvalue in zip(once, corrected, strict=True)
     }
-    for row in tested:
-        row["pvalue_holm"] = by_pair[frozenset((row["method"], row["against"]))]
-    return rows
+    return [
+        row | {"pvalue_holm": by_pair[frozenset((row["method"], row["against"]))]} for row in rows
+    ]
 
 
 def _spent(metrics: pl.DataFrame) -> Iterator[dict[str, Any]]:

@@ -10,8 +10,8 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from statsmodels.stats.multitest import multipletests
 
+from twinstats.corrections import holm
 from twinstats.pairs import paired
 
 NUM_MARKS = 48
@@ -197,9 +197,5 @@ def _mean(
 
 def _corrected(family: list[_Row]) -> list[_Row]:
     """Rows with their p-values corrected for the number of those that have one."""
-    known = [row["pvalue"] for row in family if row["pvalue"] is not None]
-    corrected = iter(multipletests(known, method="holm")[1].tolist() if known else ())
-    return [
-        row | {"pvalue_holm": None if row["pvalue"] is None else float(next(corrected))}
-        for row in family
-    ]
+    corrected = holm([row["pvalue"] for row in family])
+    return [row | {"pvalue_holm": p} for row, p in zip(family, corrected, strict=True)]

@@ -21,7 +21,12 @@ def train_run(
     run = create_run(
         folder,
         command=f"twice train {recipe}",
-        configuration={"recipe": recipe, "seed": seed, "credit": {"method": method, "twins": 1}},
+        configuration={
+            "recipe": recipe,
+            "seed": seed,
+            "task": {"parts": 4},
+            "credit": {"method": method, "twins": 1},
+        },
         seed=seed,
         started="2026-01-01T00:00:00Z",
     )
@@ -36,6 +41,7 @@ def train_run(
                 "eval/num_questions_count": 200,
                 "eval/total_tokens": total,
             }
+            write_scores(run, step, values["eval/exact_match_share"])
         if step < steps:
             auxiliary = 500 if method in ("twice", "vine") else 0
             total += 1000 + auxiliary
@@ -55,6 +61,17 @@ def train_run(
         write_texts(run, texts or {})
     run.finish("2026-01-01T00:10:00Z")
     return folder
+
+
+def write_scores(run: Run, step: int, value: float) -> None:
+    """Scores of an evaluation over all its questions."""
+    known = {"kind": "all", "group": "", "value": value}
+    rows = [
+        known | {"decoding": decoding, "metric": metric}
+        for decoding in ("sampled", "greedy")
+        for metric in ("exact_match", "f1")
+    ]
+    run.write("scores", step, rows)
 
 
 def write_pairs(run: Run, step: int, rng: np.random.Generator, num: int = 24) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from trainer.learning.optimizer import optimizer_tensors, restore_optimizer
 from trainer.loop import checkpoint as module
 from trainer.loop.checkpoint import (
     Checkpoint,
@@ -23,8 +24,6 @@ from trainer.loop.checkpoint import (
     load_checkpoint,
     named,
     newest,
-    optimizer_tensors,
-    restore_optimizer,
     save_checkpoint,
     set_aside,
     whole_checkpoint,

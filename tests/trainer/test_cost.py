@@ -373,6 +373,9 @@ def test_a_dry_run_says_what_does_not_fit_and_what_is_not_known(capsys):
 def test_a_dry_run_refuses_what_cannot_be_run(capsys):
     code, told = dry_run(capsys, ["qwen2.5-3b", "--dry-run", "--gpus", "4"])
     assert code == 2 and "`engine.servers` must be set for 4 processes" in told
+    twice = ["--set", "engine.servers=a:1,a:1"]
+    code, told = dry_run(capsys, ["qwen2.5-3b", "--dry-run", *twice])
+    assert code == 2 and "`engine.servers` names http://a:1 twice" in told
 
 
 def test_without_a_folder_nothing_is_trained(capsys):

@@ -17,7 +17,7 @@ from trainer.tasks.noisy import NoisyFacts
 from twinstats import cli
 from twinstats.episodes import Task
 from twinstats.errors import UsageError
-from twinstats.records import create_run, read, read_run
+from twinstats.records import create_run, metric_rows, read, read_run
 
 from .conftest import Parity, coin, scripted
 
@@ -174,8 +174,10 @@ def test_a_fork_that_fails_is_a_row_with_its_reason_and_no_outcome(tmp_path):
     assert {row[name] for row in failed for name in blank} == {None}
     run = create_run(tmp_path / "r", command="x", configuration={}, seed=0, started="now")
     run.write("oracle_floor", 0, rows)
+    run.write("metrics", 0, metric_rows(0, {"time/batch_seconds": 1.0}))
     (told,) = [row for row in summary(run) if row["outcome"] == "f1"]
     assert (told["num_nulls"], told["num_failed"]) == (6, 3) and told["num_differing"] >= 3
+    assert told["at_risk"] is None  # no engine told how near its tokens were
 
 
 # Whole studies
@@ -277,7 +279,8 @@ def test_the_command_plays_the_variants_and_tells_what_null_twins_did(called, tm
     assert (code, error) == (0, "")
     lines = told.splitlines()
     assert len(lines) == 2 * len(NAMES) and lines[0].startswith("facts, 1 part, exact, exact_match")
-    assert lines[0].endswith("0 drew other tokens or failed; floor 0.0000")
+    assert lines[0].endswith("% of tokens near a tie")
+    assert "0 drew other tokens or failed; floor 0.0000; " in lines[0]
     kept = read_run(tmp_path / "o")["configuration"]
     assert kept["floor"] == {"episodes": 2, "twins": 1, "groups": 2} and "oracle" not in kept
 

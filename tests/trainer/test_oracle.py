@@ -531,14 +531,16 @@ SIZES = [
 ]
 
 
-def test_the_command_plays_a_recipe_and_a_run(called, tmp_path, monkeypatch):
+def test_the_command_plays_a_recipe_and_a_run(called, tmp_path, capsys):
     code, told, error = called("demo", "--out", tmp_path / "o", *SIZES)
     assert (code, error) == (0, "")
     assert "facts, 1 part, f1: mean 1.000 of 2 episodes; not identified: no two" in told
     kept = read_run(tmp_path / "o")["configuration"]
     assert kept["oracle"]["rollouts"] == 2 and kept["policy"] == {"recipe": "demo"}
     with pytest.raises(SystemExit):
-        cli.main(["train", "demo", "--out", str(tmp_path / "t"), "--set", "length.steps=1"])
+        small = ["--set", "length.steps=1", "--set", "evaluation.questions=4"]
+        cli.main(["train", "demo", "--out", str(tmp_path / "t"), *small])
+    capsys.readouterr()
     code, _, error = called(tmp_path / "t", "--out", tmp_path / "p", *SIZES)
     assert (code, error) == (0, "")
     told = json.loads((tmp_path / "p" / "run.json").read_text())["configuration"]["policy"]

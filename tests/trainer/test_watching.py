@@ -9,7 +9,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trainer.commands import watch as command
-from trainer.commands.progress import note, share_done, training_progress
+from trainer.commands.progress import note, training_progress
 from trainer.commands.watch import drawing, sparkline
 from trainer.config import changed
 from trainer.loop.trackers import check_tracker, tracking
@@ -48,9 +48,10 @@ def test_a_step_in_a_line_leaves_out_what_is_unknown():
 
 
 def test_a_run_is_over_with_its_steps_or_its_tokens(config):
-    assert share_done(config, 1, 9e9) == 0.25
-    limited = changed(config, ["length.total_tokens=100"])
-    assert [share_done(limited, 1, tokens) for tokens in (10, 50, 200)] == [0.25, 0.5, 1.0]
+    assert config.length.share_done(step=1, total_tokens=9e9) == 0.25
+    limited = changed(config, ["length.total_tokens=100"]).length
+    told = [limited.share_done(step=1, total_tokens=tokens) for tokens in (10, 50, 200)]
+    assert told == [0.25, 0.5, 1.0]
 
 
 def test_outside_a_terminal_a_line_comes_at_first_and_last_and_every_ten_seconds(config, capsys):

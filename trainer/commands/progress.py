@@ -29,17 +29,14 @@ def training_progress(
         task = bar.add_task(config.credit.method, total=1.0, note="")
 
         def on_step(step: int, metrics: Mapping[str, float]) -> None:
-            done = share_done(config, step, metrics["train/total_tokens"])
+            done = _share_done(config, step, metrics)
             bar.update(task, completed=done, note=note(step, metrics))
 
         yield on_step
 
 
-def share_done(config: Config, step: int, total_tokens: float) -> float:
-    """How much of a run is over: of its steps or of its tokens, whichever ends it first."""
-    limit = config.length.total_tokens
-    by_steps = step / config.length.steps if config.length.steps else 1.0
-    return min(1.0, max(by_steps, total_tokens / limit if limit else 0.0))
+def _share_done(config: Config, step: int, metrics: Mapping[str, float]) -> float:
+    return config.length.share_done(step=step, total_tokens=metrics["train/total_tokens"])
 
 
 def note(step: int, metrics: Mapping[str, float]) -> str:
@@ -67,7 +64,7 @@ def _lines(config: Config, console: Console, clock: Callable[[], float]) -> OnSt
 
     def on_step(step: int, metrics: Mapping[str, float]) -> None:
         nonlocal last
-        is_over = share_done(config, step, metrics["train/total_tokens"]) == 1.0
+        is_over = _share_done(config, step, metrics) == 1.0
         is_due = is_over or "eval/exact_match_share" in metrics or clock() - last >= _SECONDS
         if is_due:
             last = clock()

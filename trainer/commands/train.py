@@ -38,15 +38,19 @@ def train(
         bool,
         typer.Option("--dry-run", help="Print what it would take on H200s, and start nothing."),
     ] = False,
-    gpus: Annotated[int, typer.Option(min=1, help="With --dry-run: GPUs that learn.")] = 1,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="With --dry-run: GPUs that learn, default 1.")
+    ] = None,
 ) -> None:
     """Train an agent with a recipe; any field can be changed by --set.
 
     SIGTERM ends it after the step in progress, which is saved.
     """
     if dry:
-        dry_run(changed(recipe(name), settings or []), gpus=gpus)
+        dry_run(changed(recipe(name), settings or []), gpus=gpus or 1)
         return
+    if gpus is not None:
+        raise UsageError("`--gpus` is for --dry-run; torchrun says how many processes learn.")
     if out is None:
         raise UsageError("`--out` must name the run folder to write.")
     if fallback and not resume:

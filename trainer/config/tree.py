@@ -63,6 +63,7 @@ _MOST: dict[str, float] = {  # a noise key has 16 bits for the number of a twin
     "credit.twins": 65_535,
     "credit.rollouts": 65_535,
     "credit.budget": 65_535,
+    "evaluation.samples": 65_535,  # beyond it, memory ends before the answers do
 }
 _POSITIVE = (
     "rollout.temperature",
@@ -282,6 +283,12 @@ class LengthConfig:
 
     steps: int = 100
     total_tokens: int | None = None
+
+    def share_done(self, *, step: int, total_tokens: float) -> float:
+        """How much of a run is over, up to 1: of its steps or its tokens, whichever is more."""
+        by_steps = step / self.steps if self.steps else 1.0
+        by_tokens = total_tokens / self.total_tokens if self.total_tokens else 0.0
+        return min(1.0, max(by_steps, by_tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

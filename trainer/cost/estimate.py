@@ -7,6 +7,7 @@ from trainer.cost.memory import Parts, learner_memory, serving_memory
 from trainer.cost.seconds import H200, Gpu, num_steps, run_hours, step_seconds
 from trainer.cost.shape import Shape, shape_of
 from trainer.cost.tokens import StepTokens, step_tokens
+from trainer.engines.servers import addresses_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +56,11 @@ def estimate(config: Config, *, gpus: int = 1, gpu: Gpu = H200) -> Estimate:
         gpu: What all of them are.
 
     Raises:
-        UsageError: The size of the model, the task or the method is not known.
+        UsageError: The size of the model, the task or the method is not known, or
+            `engine.servers` holds what is no address.
     """
     shape, step = shape_of(config.model), step_tokens(config)
-    servers = len([one for one in config.engine.servers.split(",") if one.strip()])
+    servers = len(addresses_in(config.engine.servers))
     seconds = step_seconds(config, shape, step, gpus=gpus, servers=servers, gpu=gpu)
     return Estimate(
         shape=shape,

@@ -16,9 +16,8 @@ from trainer.distributed.weights import (
     spread_optimizer,
 )
 from trainer.learning.learner import Learner
-from trainer.learning.optimizer import make_optimizer
+from trainer.learning.optimizer import make_optimizer, restore_optimizer
 from trainer.learning.reference import reference_of
-from trainer.loop import checkpoint
 from trainer.policy import Policy
 
 
@@ -35,9 +34,7 @@ def make_learner(policy: Policy, config: Config, processes: Processes = ALONE) -
     """
     equalise(policy.model, processes)
     if processes.size == 1 or config.learner.sharding == "ddp":
-        learner = Learner.of(policy, make_optimizer(policy, config), config)
-        learner.processes = processes
-        return learner
+        return Learner.of(policy, make_optimizer(policy, config), config, processes)
     reference = reference_of(policy, config.loss)
     parts = copy.deepcopy(policy.model) if processes.leads else policy.model
     for model in (parts, reference):
@@ -61,7 +58,7 @@ def restore_learner(learner: Learner, optimizer: Mapping[str, torch.Tensor]) -> 
         optimizer: What `optimizer_tensors` returned, of any number of processes.
     """
     if learner.processes.size == 1:
-        checkpoint.restore_optimizer(learner.optimizer, dict(optimizer))
+        restore_optimizer(learner.optimizer, dict(optimizer))
         return
     message = Message("load", {name: one.dim() for name, one in optimizer.items()})
     learner.processes.tell(message)

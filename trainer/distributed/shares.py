@@ -10,14 +10,12 @@ from typing import Any
 import torch
 
 from trainer.distributed.processes import Message
-from trainer.learning.loss import Batch
+from trainer.learning.loss import TABLES, Batch
 
 # R rows, L positions
 
 Given = Mapping[str, torch.Tensor | None]
 """Log-probabilities (R, L) of a batch's rows by name; null where none are asked for."""
-
-_TABLES = ("ids_RL", "mask_RL", "trained_RL", "advantage_RL", "turn_RL")
 
 
 def dealt(lengths: torch.Tensor, count: int) -> list[torch.Tensor]:
@@ -58,7 +56,7 @@ def share(batch: Batch, given: Given, rows: torch.Tensor, size: int) -> tuple[Ba
     def taken(values_RL: torch.Tensor) -> torch.Tensor:
         return torch.cat([values_RL[rows, :width], values_RL.new_zeros(fill)])
 
-    own: dict[str, Any] = {name: taken(getattr(batch, name)) for name in _TABLES}
+    own: dict[str, Any] = {name: taken(getattr(batch, name)) for name in TABLES}
     own["mask_RL"][len(rows) :, 0] = True
     own["turn_RL"][len(rows) :] = -1
     return replace(batch, **own), {

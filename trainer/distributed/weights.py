@@ -1,6 +1,6 @@
 """Tensors that are whole on rank 0 and, for an update, on every rank or in parts on all of them.
 
-Leaves out files (`checkpoint`): what is gathered here is what one process would have.
+Leaves out files (`loop.checkpoint`): what is gathered here is what one process would have.
 """
 
 import functools
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from trainer.distributed.processes import Processes
-from trainer.loop.checkpoint import optimizer_tensors
+from trainer.learning.optimizer import optimizer_tensors
 from trainer.policy import token_logprobs
 
 _LOGPROBS = "token_logprobs"  # the method by which a model in parts is called
@@ -97,7 +97,7 @@ def equalise(model: PreTrainedModel, processes: Processes) -> None:
 
 
 def gathered_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The whole of an optimizer's state, by the names of `checkpoint`. All call it together.
+    """What `optimizer_tensors` returns, each tensor whole. All call it together.
 
     What is in parts comes to the CPU, one tensor at a time.
     """

@@ -10,12 +10,12 @@ from itertools import combinations
 from pathlib import Path
 
 import polars as pl
-from statsmodels.stats.multitest import multipletests
 
 from trainer.evaluation.scores import ANSWER_METRICS, EPISODE_METRICS, GREEDY, SAMPLED
+from twinstats.corrections import holm
 from twinstats.errors import UsageError
 from twinstats.pairs import PairedResult, paired
-from twinstats.records import parts, read
+from twinstats.records import parts, read, step_of
 
 _KEY = ("task", "part")
 
@@ -93,7 +93,7 @@ def _answered(run: Path, step: int | None) -> pl.DataFrame:
 
 def _at(run: Path, table: str, step: int | None) -> pl.DataFrame:
     """A table's rows of one evaluation."""
-    written = [int(part.stem.removeprefix("step-")) for part in parts(run, table)]
+    written = [step_of(part) for part in parts(run, table)]
     if step is not None and step not in written:
         have = ", ".join(map(str, written)) or "none"
         raise UsageError(f"{run} has no evaluation at step {step}; it has: {have}.")
@@ -132,8 +132,5 @@ def _comparison(
 def _corrected(one: Comparison, found: Sequence[Comparison]) -> Comparison:
     """The comparison with Holm's p-value, over all pairs of runs of its metric and decoding."""
     family = [own for own in found if (own.metric, own.decoding) == (one.metric, one.decoding)]
-    tested = [own for own in family if own.result.pvalue is not None]
-    if one.result.pvalue is None:
-        return one
-    corrected = multipletests([own.result.pvalue for own in tested], method="holm")[1]
-    return replace(one, holm=float(corrected[tested.index(one)]))
+    corrected = holm([own.result.pvalue for own in family])
+    return replace(one, holm=corrected[family.index(one)])

@@ -24,7 +24,7 @@ from trainer.policy.pretrained import PACKAGED
 from trainer.tasks import ENVIRONMENTS
 from trainer.tasks.choice import CHATS
 from twinstats.errors import UsageError
-from twinstats.records import parts, read, read_run
+from twinstats.records import parts, read, read_run, step_of
 from twinstats.rows import Row
 
 
@@ -141,6 +141,6 @@ def _tokenizer_class(policy: Policy) -> str:
 
 def _scores(run: Path, step: int) -> list[Row]:
     """The scores of the evaluation at a step; none where there was none."""
-    if all(int(part.stem.removeprefix("step-")) != step for part in parts(run, "scores")):
+    if step not in map(step_of, parts(run, "scores")):
         return []
     return read(run, "scores").filter(pl.col("step") == step).collect().to_dicts()

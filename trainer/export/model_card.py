@@ -1,7 +1,7 @@
 """The README.md of an exported policy: what it is, how it was trained, how well it answers.
 
 Nothing is claimed that the run does not know: results are those of its log, and of a licence there
-is no word but whose it depends on. Leaves out the weights (`export`).
+is no word but whose it depends on. Leaves out the weights (`folder`).
 """
 
 import json

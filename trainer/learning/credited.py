@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from trainer.config import LossConfig
-from trainer.learning.loss import Batch
+from trainer.learning.loss import Batch, trained_rows
 from trainer.policy.tokens import action_spans
 from twinstats.episodes import Credit
 
@@ -53,13 +53,8 @@ def engine_logprobs(
         ValueError: It told nothing of a trained turn, and that is `required`.
     """
     found = torch.zeros(batch.ids_RL.shape)
-    trained = [
-        one
-        for credit in credits
-        for one, own in zip(credit.episodes, credit.values, strict=True)
-        if np.isfinite(own).any()
-    ]
-    for row, episode in enumerate(trained):
+    for row, (credit, place) in enumerate(trained_rows(credits)):
+        episode = credit.episodes[place]
         for index, (begin, end) in enumerate(action_spans(episode)):
             if not bool(batch.trained_RL[row, begin]):
                 continue

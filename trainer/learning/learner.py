@@ -6,7 +6,7 @@ to (`update_sums`), and when steps are taken (`trainer.loop`).
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -59,14 +59,20 @@ class Learner:
     policy: Policy
     optimizer: torch.optim.Optimizer
     config: Config
-    reference: PreTrainedModel | None = field(default=None)
+    reference: PreTrainedModel | None = None
     processes: Processes = ALONE
-    parts: PreTrainedModel | None = field(default=None)
+    parts: PreTrainedModel | None = None
 
     @classmethod
-    def of(cls, policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> "Learner":
+    def of(
+        cls,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+        config: Config,
+        processes: Processes = ALONE,
+    ) -> "Learner":
         """A learner of a policy that has not been trained yet: the reference is what it is now."""
-        return cls(policy, optimizer, config, reference_of(policy, config.loss))
+        return cls(policy, optimizer, config, reference_of(policy, config.loss), processes)
 
     @property
     def model(self) -> PreTrainedModel:

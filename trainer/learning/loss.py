@@ -16,7 +16,8 @@ from twinstats.episodes import Credit, Episode
 
 # R rows, L positions
 
-_TABLES = ("ids_RL", "mask_RL", "trained_RL", "advantage_RL", "turn_RL")  # of a batch, by row
+TABLES = ("ids_RL", "mask_RL", "trained_RL", "advantage_RL", "turn_RL")
+"""Tensors of a batch that have its rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch with its tensors on a device."""
-        names = (*_TABLES, "lengths")
+        names = (*TABLES, "lengths")
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
     def rows(self, begin: int, end: int) -> "Batch":
@@ -69,7 +70,7 @@ class Batch:
 
     def _taken(self, rows: torch.Tensor) -> "Batch":
         width = int(self.mask_RL[rows].sum(1).max())
-        return replace(self, **{name: getattr(self, name)[rows, :width] for name in _TABLES})
+        return replace(self, **{name: getattr(self, name)[rows, :width] for name in TABLES})
 
 
 def make_batch(credits: Sequence[Credit]) -> Batch:
@@ -81,20 +82,17 @@ def make_batch(credits: Sequence[Credit]) -> Batch:
     Raises:
         ValueError: No turn has credit, or a turn has another number of weights than of tokens.
     """
-    rows = [
-        (episode, credit.values[index], _share(credit, index), _weights(credit, index))
-        for credit in credits
-        for index, episode in enumerate(credit.episodes)
-        if np.isfinite(credit.values[index]).any()
-    ]
+    rows = trained_rows(credits)
     if not rows:
         raise ValueError("`credits` must hold at least one turn with credit.")
-    ids_RL, mask_RL = padded([episode_ids(episode) for episode, *_ in rows])
+    ids_RL, mask_RL = padded([episode_ids(credit.episodes[index]) for credit, index in rows])
     trained_RL = torch.zeros(ids_RL.shape, dtype=torch.bool)
     advantage_RL = torch.zeros(ids_RL.shape, dtype=torch.float32)
     turn_RL = torch.full(ids_RL.shape, -1, dtype=torch.long)
     num_turns = 0
-    for row, (episode, values, share, weights) in enumerate(rows):
+    for row, (credit, index) in enumerate(rows):
+        episode, values = credit.episodes[index], credit.values[index]
+        share, weights = _share(credit, index), _weights(credit, index)
         for turn, (begin, end) in enumerate(action_spans(episode)):
             if not np.isfinite(values[turn]):
                 continue
@@ -117,6 +115,16 @@ def make_batch(credits: Sequence[Credit]) -> Batch:
     )
 
 
+def trained_rows(credits: Sequence[Credit]) -> list[tuple[Credit, int]]:
+    """The episodes with credit, in the order of a batch's rows: a group's credit, and which one."""
+    return [
+        (credit, index)
+        for credit in credits
+        for index, values in enumerate(credit.values)
+        if np.isfinite(values).any()
+    ]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logprobs:
     """Log-probabilities of the batch's tokens, each (R, L), nats; read where trained only.
@@ -124,8 +132,9 @@ class Logprobs:
     Attributes:
         current: Under the weights that are trained, with gradient.
         behaviour: Under the weights the episodes were sampled with, by the learner's own pass.
-        engine: As the engine said when it sampled; null without importance weights.
-        reference: Under the reference policy; null without a KL term.
+        engine: As the engine said when it sampled, NaN where it told nothing; null where
+            importance weights are not asked for.
+        reference: Under the reference policy; null where no KL is asked for.
         entropy: Entropy of each token's distribution, with gradient where it is in the loss.
     """
 

@@ -1,4 +1,4 @@
-"""What the optimizer trains, and at which rate.
+"""What the optimizer trains, at which rate, and its state as tensors.
 
 The rate is a function of the step and of the tokens used so far, and of nothing else: there is no
 schedule to save, and a resumed run goes on at the rate it would have had.
@@ -44,6 +44,26 @@ def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
         lr=config.optimizer.learning_rate,
         weight_decay=config.optimizer.weight_decay,
     )
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The optimizer's state as tensors, `index/name` by parameter."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{index}/{name}": torch.as_tensor(value).clone()
+        for index, values in state.items()
+        for name, value in values.items()
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
+    """Gives an optimizer the state that `optimizer_tensors` took."""
+    full = optimizer.state_dict()
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for path, value in tensors.items():
+        index, name = path.split("/")
+        state.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": full["param_groups"]})
 
 
 def learning_rate(config: Config, *, step: int, total_tokens: int) -> float:

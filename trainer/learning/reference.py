@@ -16,10 +16,6 @@ def needs_reference(config: LossConfig) -> bool:
 
 def reference_of(policy: Policy, config: LossConfig) -> PreTrainedModel | None:
     """A copy of a policy to measure the KL to, where one is needed; null with adapters."""
-    wants_copy = needs_reference(config) and not has_adapters(policy.model)
-    return frozen(policy.model) if wants_copy else None
-
-
-def frozen(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of a model that is never trained."""
-    return copy.deepcopy(model).eval().requires_grad_(False)
+    if not needs_reference(config) or has_adapters(policy.model):
+        return None
+    return copy.deepcopy(policy.model).eval().requires_grad_(False)

@@ -9,7 +9,7 @@ ids as they were sampled, stop token included, or its text, which is exact only 
 tokenizer gives back the ids that were sampled. `observations` may be left out: of each turn what
 was shown before it, or null; it is checked against what the environment shows now.
 
-Leaves out playing them (`adoption`).
+Leaves out playing them (`rollout.adoption`).
 """
 
 import json
@@ -78,22 +78,30 @@ def read_episodes(path: Path, task: Callable[[str], Task], vocabulary: int) -> l
     Raises:
         UsageError: No such file, no episode in it, or a line that is none: file and line are named.
     """
+    found = []
+    for number, line in numbered_lines(path):
+        place = f"{path}:{number}"
+        try:
+            found.append(_episode(json_object(line), task, place))
+            refuse_unknown_ids(found[-1], vocabulary)
+        except ValueError as error:
+            raise UsageError(f"{place}: {error!s:.{_SHOWN}}") from error
+    if not found:
+        raise UsageError(f"{path} must hold at least one episode, a JSON object a line.")
+    return found
+
+
+def numbered_lines(path: Path) -> list[tuple[int, str]]:
+    """The lines of a file that are not empty, numbered from 1.
+
+    Raises:
+        UsageError: The file cannot be read.
+    """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}.") from error
-    found = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            place = f"{path}:{number}"
-            try:
-                found.append(_episode(json_object(line), task, place))
-                refuse_unknown_ids(found[-1], vocabulary)
-            except ValueError as error:
-                raise UsageError(f"{place}: {error!s:.{_SHOWN}}") from error
-    if not found:
-        raise UsageError(f"{path} must hold at least one episode, a JSON object a line.")
-    return found
+    return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
 def json_object(line: str) -> dict[str, Any]:

@@ -236,26 +236,6 @@ def set_aside(path: Path) -> Path:
     return target
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimizer's state as flat tensors."""
-    state = optimizer.state_dict()["state"]
-    return {
-        f"{index}/{name}": torch.as_tensor(value).clone()
-        for index, values in state.items()
-        for name, value in values.items()
-    }
-
-
-def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
-    """Gives an optimizer the state that `optimizer_tensors` took."""
-    full = optimizer.state_dict()
-    state: dict[int, dict[str, torch.Tensor]] = {}
-    for path, value in tensors.items():
-        index, name = path.split("/")
-        state.setdefault(int(index), {})[name] = value
-    optimizer.load_state_dict({"state": state, "param_groups": full["param_groups"]})
-
-
 def _digests(folder: Path, names: Iterable[str] = (*_FILES, _NEEDS)) -> dict[str, str]:
     """The checksum of each of these files that is there."""
     files = [folder / name for name in sorted(names)]

@@ -1,6 +1,6 @@
 """What a step leaves in the log: the tables of its episodes, and what they came to in numbers.
 
-Leaves out what an update or an evaluation measures (`learner`, `evaluate`).
+Leaves out what an update or an evaluation measures (`learning`, `evaluation`).
 """
 
 from collections.abc import Sequence

@@ -58,10 +58,8 @@ class Training:
     @property
     def is_over(self) -> bool:
         """Whether the steps or the tokens are used up."""
-        limit = self.config.length.total_tokens
-        return self.step >= self.config.length.steps or (
-            limit is not None and self.total_tokens >= limit
-        )
+        length = self.config.length
+        return length.share_done(step=self.step, total_tokens=self.total_tokens) == 1.0
 
     @property
     def checkpoints(self) -> Path:
@@ -198,7 +196,7 @@ def load_weights(policy: Policy, checkpoint: Checkpoint) -> None:
 
 
 @torch.no_grad()
-def refuse_ruined(policy: Policy, where: str) -> None:
+def refuse_ruined(policy: Policy, where: str, *, remedy: str = "`optimizer.learning_rate`") -> None:
     """Refuses weights that no token can be drawn with.
 
     Finite weights may be as useless as NaN: the square of 1e30 is not finite any more, and neither
@@ -215,5 +213,5 @@ def refuse_ruined(policy: Policy, where: str) -> None:
     ):
         raise RuntimeError(
             f"The weights of {where} are ruined: they, or the logits that they give, are not "
-            "finite. A lower `optimizer.learning_rate` may help."
+            f"finite. A lower {remedy} may help."
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from twinstats.records import is_whole, parts, read_run
+from twinstats.records import is_whole, parts, read_run, step_of
 
 Point = tuple[int, float | None]
 """A step and the value of a metric there, null where undefined."""
@@ -39,9 +39,7 @@ class Log:
         self._metrics = {
             part: self._metrics[part] if part in self._metrics else _values(part[0]) for part in now
         }
-        steps = {
-            int(part.stem.removeprefix("step-")): own for (part, _), own in self._metrics.items()
-        }
+        steps = {step_of(part): own for (part, _), own in self._metrics.items()}
         return View(self.run.resolve().name, description, steps, last_pair(self.run))
 
 

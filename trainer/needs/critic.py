@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.loop.checkpoint import optimizer_tensors, restore_optimizer
+from trainer.learning.optimizer import optimizer_tensors, restore_optimizer
 from trainer.needs.provider import Setup
 from trainer.policy import Policy
 from trainer.policy.passes import Passage, hidden_states

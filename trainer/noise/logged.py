@@ -1,6 +1,7 @@
 """Noise that explains a turn which somebody else sampled.
 
-Leaves out where the logits come from (`adoption`) and the noise itself (`twinstats.coupling`).
+Leaves out where the logits come from (`rollout.adoption`) and the noise itself
+(`twinstats.coupling`).
 """
 
 from collections.abc import Sequence

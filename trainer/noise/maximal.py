@@ -1,7 +1,7 @@
 """Noise of a turn that keeps the tokens of another as often as can be.
 
 Leaves out the coupling of one token (`twinstats.maximal`), and where the other turn's logits come
-from (`adoption`).
+from (`rollout.adoption`).
 """
 
 from collections.abc import Sequence

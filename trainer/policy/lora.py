@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA, by peft) inside a policy, and its weights under the base model's names.
 
 The model stays what it is, with adapters in its linear layers: nothing wraps it. Leaves out what
-trains them (`optimizer`) and writing a merged model to disk.
+trains them (`learning.optimizer`) and writing a merged model to disk (`export`).
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Passes of the policy over given tokens: hidden states, log-probabilities, entropies.
 
 Without a gradient, and in batches of bounded size, so that memory does not grow with the number of
-episodes. Leaves out sampling (engines) and what an update learns from (`loss`).
+episodes. Leaves out sampling (engines) and what an update learns from (`learning.loss`).
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,6 @@
 """Policies that somebody else trained: by name, from a folder, from the hub, or out of a package.
 
-Leaves out models that are made here (`warmup`).
+Leaves out models that are made here (`supervised.warmup`).
 """
 
 import importlib.util

@@ -1,6 +1,6 @@
 """The tokens of an episode in a row: their ids, and which of them were sampled.
 
-Leaves out what is trained of them (`loss`).
+Leaves out what is trained of them (`learning.loss`).
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Adoption: episodes that were sampled elsewhere become factuals with noise that explains them.
 
 The environment is replayed along the logged turns, and the policy's logits at the logged tokens
-give each turn its `LoggedNoise`. Leaves out files (`episode_log`) and forks (`play`).
+give each turn its `LoggedNoise`. Leaves out files (`logged.episode_log`) and forks (`play`).
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """The rollout: the `World` of language-model agents.
 
 Rollouts are synchronous with the weights. Leaves out how one episode goes (`play`), and how tokens
-are sampled (engines) and learned from (train).
+are sampled (engines) and learned from (`learning`).
 """
 
 from collections import Counter

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.logged.episode_log import json_object, refuse_unknown_ids, turns_of
+from trainer.logged.episode_log import json_object, numbered_lines, refuse_unknown_ids, turns_of
 from trainer.policy import Policy
 from trainer.supervised.updates import Tokens
+from trainer.tasks.messages import Message
 from twinstats.episodes import Task
 from twinstats.errors import UsageError
 
@@ -23,7 +24,6 @@ ROLES = ("system", "user", "assistant", "tool")
 _SHOWN = 5  # unusable lines that a refusal names
 _LETTERS = 200  # of a foreign text that a message shows
 
-Message = Mapping[str, str]
 Segment = tuple[str | Sequence[int], bool]
 """A piece of text or its token ids, and whether it is learned."""
 
@@ -40,14 +40,8 @@ def read_demonstrations(path: Path, policy: Policy, longest: int) -> list[Tokens
         UsageError: No such file, no demonstration in it, or lines that are none: the first five
             are named with their reasons.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}.") from error
     found, unusable = [], []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for number, line in numbered_lines(path):
         try:
             found.append(_demonstration(json_object(line), policy, longest))
         except ValueError as error:
@@ -103,12 +97,19 @@ def _demonstration(row: Mapping[str, Any], policy: Policy, longest: int) -> Toke
         raise ValueError("a line must have either `messages` or `turns`.")
     read: Callable[[Mapping[str, Any], Policy], list[Segment]]
     read = _chat if "messages" in row else _episode
-    found = tokens_of(policy, read(row, policy))
+    segments = read(row, policy)
+    if any(isinstance(text, str) and not _is_unicode(text) for text, _ in segments):
+        raise ValueError("it has half of a surrogate pair, which is no text.")
+    found = tokens_of(policy, segments)
     if not any(found.learned[1:]):
         raise ValueError("no token is learned: an assistant must say something.")
     if len(found.ids) > longest:
         raise ValueError(f"it must have at most {longest} tokens, got {len(found.ids)}.")
     return found
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _chat(row: Mapping[str, Any], policy: Policy) -> list[Segment]:

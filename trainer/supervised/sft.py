@@ -2,7 +2,7 @@
 
 All weights are trained, in one process; the run holds the loss of every update, and the policy as
 a Hugging Face folder. Leaves out reading demonstrations (`demonstration_file`) and the loop
-(`supervised`). It cannot be resumed: until it is done there is no policy.
+(`updates`). It cannot be resumed: until it is done there is no policy.
 """
 
 import math
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import Config, WarmupConfig
+from trainer.loop.training import refuse_ruined
 from trainer.policy import Policy
 from trainer.policy.folder import save_folder
 from trainer.supervised.updates import Progress, Tokens, fit, packed
@@ -54,6 +55,7 @@ def sft(
 
     Raises:
         UsageError: No epoch, no rate, or the folder exists.
+        RuntimeError: The rate was too high: a loss, or what the weights compute, is not finite.
     """
     if epochs < 1 or not learning_rate > 0:
         raise UsageError(
@@ -83,6 +85,7 @@ def sft(
             progress(step, steps, loss)
 
     fit(policy, rows, schedule, on_update)
+    refuse_ruined(policy, "the last update", remedy="--learning-rate")
     save_folder(policy, run.path / MODEL)
     run.finish(started())
     return run.path / MODEL

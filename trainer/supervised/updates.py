@@ -144,5 +144,5 @@ def _some(rows: Rows, index: torch.Tensor) -> Rows:
 def rate(step: int, config: WarmupConfig) -> float:
     """The share of the learning rate that the update after `step` others has."""
     up = (step + 1) / config.warmup_steps
-    down = (config.steps - step) / (config.decay_share * config.steps)
+    down = (config.steps - step) / (config.decay_share * max(1, config.steps))
     return min(1.0, up, down)

@@ -2,7 +2,7 @@
 
 The cache is keyed by the configuration that made it, so nothing stale is ever used. A warm-up
 that did not learn fails loudly: the copying that search needs appears as a phase change.
-Leaves out how demonstrations are made (`tasks.demonstrations`) and the loop (`supervised`).
+Leaves out how demonstrations are made (`tasks.demonstrations`) and the loop (`updates`).
 """
 
 import hashlib

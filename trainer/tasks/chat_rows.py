@@ -6,6 +6,7 @@ verl's variant calls "searchR1_" and its name. All other columns stay in the row
 `columns`, for rewards to read.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,12 +60,29 @@ def _info(
 
 def _prompt(prompt: Any, place: str) -> str | list[Message]:
     if isinstance(prompt, str) and prompt:
+        if _are_messages(_json(prompt)):  # so polars reads a file of both kinds
+            raise UsageError(
+                "`prompt` must be a text in all rows of a file or messages in all, "
+                f"{place} has messages written as a text."
+            )
         return prompt
-    if isinstance(prompt, Sequence) and prompt and all(_is_message(one) for one in prompt):
+    if _are_messages(prompt):
         return [{"role": one["role"], "content": one["content"]} for one in prompt]
     raise UsageError(
         f"`prompt` must be a text or messages with role and content, {place} has {prompt!r}."
     )
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text) if text.startswith("[") else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _are_messages(told: Any) -> bool:
+    is_list = isinstance(told, Sequence) and not isinstance(told, str)
+    return is_list and len(told) > 0 and all(_is_message(one) for one in told)
 
 
 def _is_message(one: Any) -> bool:
@@ -91,10 +109,10 @@ def _golds(columns: Mapping[str, Any], place: str) -> list[str]:
         found = found.get(name) if isinstance(found, Mapping) else None
     if found is None:
         found = columns.get("golden_answers")
-    golds = [found] if isinstance(found, str) else list(found or [])
+    golds = list(found) if isinstance(found, Sequence) and not isinstance(found, str) else [found]
     if not golds or not all(isinstance(gold, str) and gold for gold in golds):
         raise UsageError(
             "A row must have right answers in `reward_model.ground_truth.target` or "
-            f"`golden_answers`, {place} has {golds!r}."
+            f"`golden_answers`, {place} has {found!r}."
         )
     return golds

@@ -1,6 +1,6 @@
 """Rows of files: parquet and JSON lines, read by polars, each row named by file and number.
 
-Leaves out what a row means (`search_rows`, `chat`).
+Leaves out what a row means (`chat_rows`).
 """
 
 import hashlib

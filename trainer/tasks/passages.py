@@ -52,12 +52,15 @@ class CorpusSearch:
     """
 
     def __init__(self, path: Path) -> None:
-        with path.open(encoding="utf-8") as lines:
+        with path.open("rb") as lines:
             self._passages = [_passage(line, f"{path}:{n}") for n, line in enumerate(lines, 1)]
-        if not self._passages:
-            raise UsageError(f"`task.corpus` must hold passages, {path} is empty.")
         told = enumerate(self._passages)
-        self._index = Retriever([Document(id=n, text=one.contents) for n, one in told])
+        try:
+            self._index = Retriever([Document(id=n, text=one.contents) for n, one in told])
+        except ValueError as error:
+            raise UsageError(
+                f"`task.corpus` must hold passages with words, {path} has none."
+            ) from error
 
     def passages(self, query: str, k: int) -> Sequence[Passage]:
         """The `k` best passages, those that share no word with the query left out."""
@@ -108,7 +111,7 @@ class ServerSearch:
         except httpx.HTTPError as error:
             said = str(error) or type(error).__name__
             raise ToolError(f"the search at {self._address} failed: {said}") from error
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise ToolError(f"{self._address} answered no passages: {error!r}") from error
         return found
 
@@ -160,14 +163,15 @@ def _found(document: Any) -> Passage:
     contents = document["contents"]
     if not isinstance(contents, str):
         raise TypeError(f"`contents` is {type(contents).__name__}")
+    contents.encode()  # half of a surrogate pair is no text
     return Passage(str(document.get("id", "")), contents)
 
 
-def _passage(line: str, place: str) -> Passage:
+def _passage(line: bytes, place: str) -> Passage:
     try:
         told = json.loads(line)
         return Passage(str(told["id"]), _found(told).contents)
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise UsageError(
             f'`task.corpus` must hold lines {{"id", "contents"}}: {place} does not.'
         ) from error

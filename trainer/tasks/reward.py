@@ -38,9 +38,10 @@ def load_reward(path: str) -> Reward:
         raise UsageError(f"`reward` must be package.module:function, got {path!r}.")
     try:
         function: Reward = getattr(importlib.import_module(module), name)
-    # other people's code: whatever it raises when imported is told
-    except Exception as error:
-        said = " ".join(str(error).split())[:300]
+    # other people's code: whatever it raises when imported is told, an exit too
+    except (Exception, SystemExit) as error:
+        told = str(error) if isinstance(error, Exception) else repr(error)
+        said = " ".join(told.split())[:300]
         raise UsageError(f"`reward`: {path} cannot be loaded: {said}") from error
     if not callable(function) or inspect.iscoroutinefunction(function):
         raise UsageError(f"`reward`: {path} must be a function, and not an async one.")

@@ -97,7 +97,11 @@ class FileRows:
         ]
         self._train = _Picked(Files("task.data", data), read, "train")
         self._test = _Picked(Files("task.test_data", test_data), read, "test")
-        for rows in (self._train, self._test):
+        for name, rows in (("data", self._train), ("test_data", self._test)):
+            if not len(rows):
+                raise UsageError(
+                    f"`task.{name}` must hold at least one row, {named[name]} has none."
+                )
             rows.check()
 
     def train(self, count: int, *, seed: int, step: int) -> Sequence[TaskRow]:

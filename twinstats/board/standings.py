@@ -11,6 +11,7 @@ from scipy.special import stdtrit
 
 from twinstats._numbers import Number
 from twinstats.board.curves import FLAGS, IDENTITY, METRICS, Curve, read
+from twinstats.corrections import holm
 from twinstats.pairs import paired
 
 REFERENCES = ("twice", "vine")
@@ -112,8 +113,5 @@ def _difference(curve: Curve, reference: Curve, budget: Number) -> dict[str, Any
 
 
 def _corrected(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    from statsmodels.stats.multitest import multipletests
-
-    pvalues = [row["pvalue"] for row in rows if row["pvalue"] is not None]
-    holm = iter(multipletests(pvalues, method="holm")[1].tolist() if pvalues else [])
-    return [row | {"pvalue_holm": None if row["pvalue"] is None else next(holm)} for row in rows]
+    corrected = holm([row["pvalue"] for row in rows])
+    return [row | {"pvalue_holm": p} for row, p in zip(rows, corrected, strict=True)]

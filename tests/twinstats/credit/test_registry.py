@@ -33,7 +33,7 @@ def test_an_unknown_method_is_refused_with_the_nearest_name():
     [("vine", "rollout", "rollouts"), ("twice", "two_side", "two_sided"), ("rloo", "ddof", None)],
 )
 def test_an_unknown_option_is_refused_before_any_work(name, option, near):
-    hint = f" Did you mean '{near}'?" if near else " Known"
+    hint = f" Did you mean '{near}'?" if near else " There is none"
     with pytest.raises(UsageError, match=f"Unknown option of method '{name}' '{option}'.{hint}"):
         make(name, **{option: 1})
 
