@@ -383,6 +383,12 @@ def test_without_a_folder_nothing_is_trained(capsys):
     assert code == 2 and "`--out` must name the run folder" in told
 
 
+def test_a_number_of_gpus_is_for_dry_runs_alone(capsys, tmp_path):
+    code, told = dry_run(capsys, ["demo", "--gpus", "4", "--out", str(tmp_path / "run")])
+    assert code == 2 and "`--gpus` is for --dry-run" in told
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_page_shows_what_dry_runs_print(capsys):
     page = (DOCS / "cluster.md").read_text(encoding="utf-8")
     shown = re.findall(r"```\n\$ twice train (.*?[^\\])\n(.*?)(?:\.\.\.\n)?```", page, flags=re.S)

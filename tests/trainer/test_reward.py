@@ -47,6 +47,7 @@ def module(tmp_path, monkeypatch):
     """A module of the user's, `own_rewards`."""
     (tmp_path / "own_rewards.py").write_text(SOURCE)
     (tmp_path / "broken_rewards.py").write_text("import nothing_of_that_name\n")
+    (tmp_path / "exiting_rewards.py").write_text("raise SystemExit(4)\n")
     monkeypatch.syspath_prepend(tmp_path)
     yield "own_rewards"
     sys.modules.pop("own_rewards", None)
@@ -134,6 +135,7 @@ def test_a_reward_that_raises_fails_the_episode_with_a_reason():
         ("no_such_module:f", "no_such_module:f cannot be loaded: No module named"),
         ("own_rewards:none", "own_rewards:none cannot be loaded: .*no attribute 'none'"),
         ("broken_rewards:f", "broken_rewards:f cannot be loaded: No module named 'nothing_of"),
+        ("exiting_rewards:f", r"exiting_rewards:f cannot be loaded: SystemExit\(4\)"),
         ("own_rewards:number", "must be a function, and not an async one"),
         ("own_rewards:later", "must be a function, and not an async one"),
         ("own_rewards:narrow", r"must take `prompts`, `completions` and \*\*columns"),

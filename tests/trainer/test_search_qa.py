@@ -191,6 +191,64 @@ def test_files_that_cannot_be_used_are_one_sentence(tmp_path, fields, said):
         source_of(TaskConfig(name="search_qa", **own))
 
 
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"golden_answers": 5}, "row 1 has 5"),
+        ({"golden_answers": True}, "row 1 has True"),
+        ({"golden_answers": []}, r"row 1 has \[\]"),
+        ({}, "row 1 has None"),
+    ],
+)
+def test_a_right_answer_is_a_text(row, said):
+    with pytest.raises(UsageError, match=f"must have right answers .*, {said}"):
+        search_row(FileRow(0, "row 1", {"prompt": "Who?"} | row), "train")
+
+
+def test_a_file_of_both_kinds_is_refused_and_never_read_as_text(tmp_path):
+    """Polars makes texts of all values of a column where some are."""
+    messages = [{"role": "user", "content": "Who?"}]
+    for name, values, said in (
+        ("prompt", ("Who?", messages), "messages written as a text"),
+        ("golden_answers", ("Ann", ["Ann", "Eve"]), "must have right answers"),
+    ):
+        rows = [{"prompt": "Who?", "golden_answers": "Ann"} | {name: value} for value in values]
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)))
+        with pytest.raises(UsageError, match=f"{said}.* row 2 has|row 2 has .*{said}"):
+            source_of(TaskConfig(name="search_qa", parts=1, data=str(path), test_data=str(path)))
+
+
+def test_a_file_without_a_row_is_refused(tmp_path):
+    tiny_qwen.write_data(tmp_path)
+    full, empty = (str(tmp_path / f"{name}.parquet") for name in ("train", "empty"))
+    pl.read_parquet(full).head(0).write_parquet(empty)
+    for data, test, field in (
+        (empty, full, "data"),
+        (full, empty, "test_data"),
+        (",", full, "data"),
+    ):
+        with pytest.raises(UsageError, match=f"`task.{field}` must hold a row"):
+            source_of(TaskConfig(name="search_qa", parts=1, data=data, test_data=test))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b'{"id": "1", "contents": "\xe9"}', b'{"id": "1", "contents": "\\ud800"}', b"[" * 100_000],
+)
+def test_a_corpus_with_a_line_that_is_no_text_is_refused(tmp_path, content):
+    (tmp_path / "corpus.jsonl").write_bytes(content)
+    with pytest.raises(UsageError, match="`task.corpus` must hold lines .*corpus.jsonl:1 does not"):
+        CorpusSearch(tmp_path / "corpus.jsonl")
+
+
+@pytest.mark.parametrize("content", ["", '{"id": "1", "contents": "the"}\n'])
+def test_a_corpus_without_a_word_is_refused(tmp_path, content):
+    (tmp_path / "corpus.jsonl").write_text(content)
+    with pytest.raises(UsageError, match="`task.corpus` must hold passages with words"):
+        CorpusSearch(tmp_path / "corpus.jsonl")
+
+
 # Tags
 
 

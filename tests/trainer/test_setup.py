@@ -15,6 +15,7 @@ from trainer.learning.optimizer import make_optimizer
 from trainer.loop.checkpoint import Checkpoint, save_checkpoint
 from trainer.loop.training import reopened
 from trainer.policy import Policy, build_tokenizer
+from trainer.recipes import recipe
 from trainer.rollout import Rollout
 from trainer.setup import cache_folder, check, make_method, make_rollout
 from trainer.supervised.warmup import fingerprint
@@ -53,6 +54,10 @@ def test_a_method_gets_the_options_it_has(config):
             "must be below `model.max_length`, which is 256, got 256",
         ),
         (["engine.batch_invariant=true"], "`engine.batch_invariant` is vLLM's"),
+        (["model.heads=3"], "`model.heads` must be a multiple of `model.kv_heads`, got 3 and 2"),
+        (["model.heads=12", "model.hidden=36"], "must be even and above 0, got 36 / 12"),
+        (["model.heads=64"], "must be even and above 0, got 32 / 64"),
+        (["evaluation.samples=1000000000"], "`evaluation.samples` must be at most 65535"),
         (["credit.options.weight=1"], "Unknown option of method 'rloo' 'weight'. There is none.$"),
     ],
 )
@@ -176,7 +181,8 @@ def test_a_missing_folder_or_a_wrong_option_is_wrong_usage(twice, tmp_path):
 
 def test_folders_are_refused_before_the_warm_up(twice, tmp_path, config):
     run = tmp_path / "run"
-    create_run(run, command="x", configuration=asdict(config), seed=5, started="now")
+    command = "twice train demo"
+    create_run(run, command=command, configuration=asdict(config), seed=5, started="now")
     before = (run / "run.json").read_bytes()
     code, error = twice("train", "demo", "--out", run)
     assert code == 2 and "already exists" in error
@@ -186,6 +192,20 @@ def test_folders_are_refused_before_the_warm_up(twice, tmp_path, config):
     code, error = twice("train", "demo", "--out", tmp_path / "file")
     assert code == 2 and "already exists" in error
     assert (run / "run.json").read_bytes() == before
+
+
+def test_an_evaluations_folder_is_no_training_to_go_on_with(twice, tmp_path):
+    """Its configuration is that of the run it evaluated."""
+    run = create_run(
+        tmp_path / "run",
+        command="twice evaluate",
+        configuration=asdict(recipe("demo")),
+        seed=0,
+        started="now",
+    )
+    code, error = twice("train", "demo", "--resume", "--out", run.path)
+    assert code == 2 and "was made by 'twice evaluate': only training runs" in error
+    assert [one.name for one in run.path.iterdir()] == ["run.json"]
 
 
 def test_evaluate_refuses_what_is_no_training_run(twice, tmp_path, config):
@@ -205,7 +225,8 @@ def test_evaluate_refuses_what_is_no_training_run(twice, tmp_path, config):
 def test_a_run_of_another_version_is_refused_by_its_field_or_has_defaults(twice, tmp_path, config):
     run, tree = tmp_path / "run", asdict(config)
     tree["learner"] = {"wings": 2}
-    create_run(run, command="x", configuration=tree, seed=5, started="now")
+    command = "twice train demo"
+    create_run(run, command=command, configuration=tree, seed=5, started="now")
     log = tmp_path / "episodes.jsonl"
     log.write_text("")
     for arguments in (
@@ -218,7 +239,7 @@ def test_a_run_of_another_version_is_refused_by_its_field_or_has_defaults(twice,
         assert code == 2 and f"{run} was written by another version" in error, arguments
         assert "does not have: learner.wings." in error
     del tree["learner"]
-    create_run(tmp_path / "older", command="x", configuration=tree, seed=5, started="now")
+    create_run(tmp_path / "older", command=command, configuration=tree, seed=5, started="now")
     assert shared.trained_config(tmp_path / "older", []) == config
     assert reopened(tmp_path / "older", config).path == tmp_path / "older"
 

@@ -107,6 +107,12 @@ def test_the_rate_goes_up_stays_and_goes_down():
     assert rates == pytest.approx([0.5, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25])
 
 
+def test_no_updates_leave_a_policy_as_it_is(policy):
+    before = {name: one.detach().clone() for name, one in policy.model.named_parameters()}
+    fit(policy, packed([Tokens([1, 2], [True, True])], 2), WarmupConfig(steps=0))
+    assert all(torch.equal(before[name], one) for name, one in policy.model.named_parameters())
+
+
 def test_updates_go_through_rows_in_order_and_over_again(policy, monkeypatch):
     seen = []
 
@@ -196,6 +202,10 @@ def test_an_episode_is_its_observations_and_its_turns(policy, written):
         ({"turns": [[600]], "observations": ["x"]}, "token ids below 600, got 600"),
         ({"turns": [""], "observations": ["x"]}, "none that is empty"),
         ({"turns": ["\ud800"], "observations": ["x"]}, "must be Unicode"),
+        (
+            {"messages": [{"role": "user", "content": "\ud800"}, CHAT[1]]},
+            "half of a surrogate pair",
+        ),
     ],
 )
 def test_a_line_that_is_not_usable_is_named_with_its_reason(policy, written, line, reason):
@@ -246,6 +256,13 @@ def test_the_folder_holds_the_policy_that_was_trained(config, policy, tmp_path):
     for name, one in policy.model.named_parameters():
         assert torch.equal(kept[name], one) and not torch.equal(one, before[name])
     assert load_policy(folder).encode("Chad") == policy.encode("Chad")
+
+
+def test_weights_that_a_rate_has_ruined_are_no_policy(config, policy, tmp_path):
+    changes = {"epochs": 1, "learning_rate": 1e30}  # no later loss tells that the weights are gone
+    with pytest.raises(RuntimeError, match="are ruined: .* A lower --learning-rate may help"):
+        learn(config, policy, tmp_path / "run", [Tokens(range(9), [True] * 9)], **changes)
+    assert not (tmp_path / "run" / "model").exists()
 
 
 def test_a_killed_fine_tuning_leaves_no_policy(config, policy, tmp_path, monkeypatch):

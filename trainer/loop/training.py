@@ -26,7 +26,7 @@ from trainer.rollout import Rollout
 from trainer.tasks.choice import source_of
 from twinstats.credit import Method
 from twinstats.errors import UsageError
-from twinstats.records import Run, parts, reopen_run
+from twinstats.records import Run, parts, read_run, reopen_run
 
 SCORE = "eval/exact_match_share"
 """The metric that says which checkpoint is the best: sampled answers to test questions."""
@@ -79,6 +79,9 @@ def reopened(out: Path, config: Config) -> Run:
         UsageError: No training run there, or one with another configuration or of a version with
             other fields; the fields are named.
     """
+    command = str(read_run(out).get("command"))
+    if not command.startswith("twice train"):
+        raise UsageError(f"{out} was made by {command!r}: only training runs can be resumed.")
     return reopen_run(
         out,
         asdict(config),

@@ -110,7 +110,8 @@ def _golds(columns: Mapping[str, Any], place: str) -> list[str]:
     if found is None:
         found = columns.get("golden_answers")
     golds = list(found) if isinstance(found, Sequence) and not isinstance(found, str) else [found]
-    if not golds or not all(isinstance(gold, str) and gold for gold in golds):
+    are_written = isinstance(found, str) and isinstance(_json(found), list)  # as with prompts
+    if are_written or not golds or not all(isinstance(gold, str) and gold for gold in golds):
         raise UsageError(
             "A row must have right answers in `reward_model.ground_truth.target` or "
             f"`golden_answers`, {place} has {found!r}."

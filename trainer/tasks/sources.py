@@ -99,9 +99,7 @@ class FileRows:
         self._test = _Picked(Files("task.test_data", test_data), read, "test")
         for name, rows in (("data", self._train), ("test_data", self._test)):
             if not len(rows):
-                raise UsageError(
-                    f"`task.{name}` must hold at least one row, {named[name]} has none."
-                )
+                raise UsageError(f"`task.{name}` must hold a row, {named[name]!r} has none.")
             rows.check()
 
     def train(self, count: int, *, seed: int, step: int) -> Sequence[TaskRow]:
