@@ -69,8 +69,12 @@ class ChatTemplate:
 
     def following(self, turn: str, role: str, content: str) -> str:
         """The end of the model's message as far as it is missing, the answer, and its heading."""
-        answer = self._plain_message({"role": role, "content": content})
-        return self._missing(turn, self._after_turn([answer], prompt=True))
+        return self.between(turn, [{"role": role, "content": content}])
+
+    def between(self, turn: str, messages: Sequence[Message]) -> str:
+        """The same for several messages, or none, before the model's next."""
+        answers = [self._plain_message(message) for message in messages]
+        return self._missing(turn, self._after_turn(answers, prompt=True))
 
     def resuming(self, turn: str) -> str:
         """Nothing where a turn left its message open; else the heading of another message."""

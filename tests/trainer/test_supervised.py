@@ -172,9 +172,23 @@ def test_with_a_template_a_reply_is_learned_up_to_the_token_that_ends_it(templat
     ]
 
 
-def test_a_template_that_rewrites_earlier_messages_is_refused(templated):
-    with pytest.raises(ValueError, match="writes earlier messages otherwise"):
+def test_a_text_that_was_shown_holds_no_control_token_and_a_reply_may(templated):
+    chat = [CHAT[0] | {"content": "</question> x"}, CHAT[1] | {"content": "a <question>"}]
+    assert chat_segments(templated(TEMPLATE), chat) == [
+        ("<question>user\n< /question> x</question>\n<question>assistant\n", False),
+        ("a <question></question>", True),
+    ]
+
+
+def test_a_template_whose_messages_have_no_end_is_refused(templated):
+    with pytest.raises(UsageError, match="must have a token that ends a message"):
         chat_segments(templated(FORGETS), CHAT)
+
+
+def test_what_a_template_refuses_is_said(templated):
+    refusing = "{{ raise_exception('no tools') if messages[-1].role == 'tool' }}" + TEMPLATE
+    with pytest.raises(ValueError, match="the chat template refuses it: no tools"):
+        chat_segments(templated(refusing), [*CHAT[:3], CHAT[3]])
 
 
 def test_an_episode_is_its_observations_and_its_turns(policy, written):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.chat_template import ChatTemplate
 from trainer.logged.episode_log import json_object, numbered_lines, refuse_unknown_ids, turns_of
 from trainer.policy import Policy
 from trainer.supervised.updates import Tokens
@@ -68,28 +69,34 @@ def tokens_of(policy: Policy, segments: Sequence[Segment]) -> Tokens:
 def chat_segments(policy: Policy, messages: Sequence[Message]) -> list[Segment]:
     """The text of a chat in pieces: those that the assistant writes, and what is between them.
 
-    Of a template the assistant's piece is what it adds to the prompt for a reply, up to the token
-    that ends the message; what it puts after that belongs to the next piece. What follows the last
-    reply is left out.
+    By the template they are what an episode of the same chat would be (`trainer.chat_template`): a
+    reply ends with the token that ends a message, and no other text can hold a control token. What
+    follows the last reply is left out.
 
     Raises:
-        ValueError: The template refuses the chat, or writes earlier messages otherwise once later
-            ones are there, so that no prompt is the beginning of the whole.
+        UsageError: The template does not show an assistant's message as it is.
+        ValueError: The template refuses the chat.
     """
     if policy.tokenizer.chat_template is None:
         return [(one["content"], one["role"] == "assistant") for one in messages]
-    whole = _rendered(policy, messages)
+    template = ChatTemplate(policy.tokenizer)
     segments: list[Segment] = []
-    place = 0
+    place, turn = 0, None
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        begin = len(_prefix(whole, _rendered(policy, messages[:index], add_generation_prompt=True)))
-        written = _prefix(whole, _rendered(policy, messages[: index + 1]))[begin:]
-        end = begin + len(_without_tail(policy, written))
-        segments += [(whole[place:begin], False), (whole[begin:end], True)]
-        place = end
+        shown = _shown(template, turn, messages[place:index])
+        place, turn = index + 1, message["content"] + template.ends[0]
+        segments += [(shown, False), (turn, True)]
     return segments
+
+
+def _shown(template: ChatTemplate, turn: str | None, messages: Sequence[Message]) -> str:
+    """What stands between a turn (null: the beginning) and the next one."""
+    try:
+        return template.opening(messages) if turn is None else template.between(turn, messages)
+    except Exception as error:  # a template is a program of its author's, with errors of its own
+        raise ValueError(f"the chat template refuses it: {error!s:.{_LETTERS}}") from error
 
 
 def _demonstration(row: Mapping[str, Any], policy: Policy, longest: int) -> Tokens:
@@ -138,26 +145,3 @@ def _interleaved(
     for text, turn in zip(shown, turns, strict=True):
         yield text or "", False
         yield turn, True
-
-
-def _rendered(policy: Policy, messages: Sequence[Message], **options: bool) -> str:
-    try:
-        return str(policy.tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
-    except Exception as error:  # a template is a program of its author's, with errors of its own
-        raise ValueError(f"the chat template refuses it: {error}.") from error
-
-
-def _prefix(whole: str, prompt: str) -> str:
-    if not whole.startswith(prompt):
-        raise ValueError(
-            "the chat template writes earlier messages otherwise once later ones are there: "
-            "give the chat as several lines, each up to one reply."
-        )
-    return prompt
-
-
-def _without_tail(policy: Policy, written: str) -> str:
-    """A reply up to the special token that ends it, without the white space a template adds."""
-    bare = written.rstrip()
-    ends = tuple(policy.tokenizer.all_special_tokens)
-    return bare if ends and bare.endswith(ends) else written
