@@ -40,10 +40,20 @@ def check(config: Config) -> None:
     """Refuses a run that cannot be trained, before anything is paid for it.
 
     Raises:
-        UsageError: What `check_play`, `check_tracker`, `check_schedule` and `make_method` refuse.
+        UsageError: What `check_play`, `check_tracker` and `check_numbers` refuse.
     """
     check_play(config)
     check_tracker(config)
+    check_numbers(config)
+
+
+def check_numbers(config: Config) -> None:
+    """Refuses what no machine and no data can train: a part of `check` that needs neither.
+
+    Raises:
+        UsageError: What `check_sizes`, `check_schedule` and `make_method` refuse.
+    """
+    check_sizes(config)
     check_schedule(config)
     make_method(config)
 
@@ -52,12 +62,21 @@ def check_play(config: Config) -> None:
     """Refuses a run whose episodes cannot be played.
 
     Raises:
-        UsageError: An unknown task, heads that do not fit, a context that has no room for a turn,
-            or what `check_task` and `check_engine` refuse.
+        UsageError: An unknown task, or what `check_task`, `check_sizes` and `check_engine` refuse.
     """
     if config.task.name not in task_names():
         raise unknown("task", config.task.name, task_names())
     check_task(config)
+    check_sizes(config)
+    check_engine(config)
+
+
+def check_sizes(config: Config) -> None:
+    """Refuses a model that cannot be built, or that cannot play.
+
+    Raises:
+        UsageError: Heads that do not fit, or a context that has no room for a turn.
+    """
     if not config.model.pretrained:
         _check_heads(config.model)
     turn, context = config.rollout.max_turn_tokens, config.model.max_length
@@ -66,7 +85,6 @@ def check_play(config: Config) -> None:
             f"`rollout.max_turn_tokens` must be below `model.max_length`, which is {context}, "
             f"got {turn}."
         )
-    check_engine(config)
 
 
 def _check_heads(model: ModelConfig) -> None:

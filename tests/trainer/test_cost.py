@@ -383,6 +383,20 @@ def test_without_a_folder_nothing_is_trained(capsys):
     assert code == 2 and "`--out` must name the run folder" in told
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "model.heads=3"], "`model.heads` must be a multiple of"),
+        (["--set", "rollout.max_turn_tokens=512"], "`rollout.max_turn_tokens` must be below"),
+        (["--set", "optimizer.warmup_steps=500", "--set", "length.steps=10"], "warmup_steps"),
+        (["--fallback"], "`--fallback` is for --resume"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_would_refuse(capsys, words, message):
+    code, told = dry_run(capsys, ["demo", "--dry-run", *words])
+    assert code == 2 and message in told
+
+
 def test_a_number_of_gpus_is_for_dry_runs_alone(capsys, tmp_path):
     code, told = dry_run(capsys, ["demo", "--gpus", "4", "--out", str(tmp_path / "run")])
     assert code == 2 and "`--gpus` is for --dry-run" in told

@@ -22,13 +22,13 @@ def dry_run(config: Config, *, gpus: int) -> None:
         gpus: Number of GPUs that learn, one a process.
 
     Raises:
-        UsageError: What `make_method`, `check_processes` and `estimate` refuse.
+        UsageError: What `check_numbers`, `check_processes` and `estimate` refuse.
     """
     from trainer.cost.estimate import estimate
     from trainer.distributed.processes import Processes, check_processes
-    from trainer.setup import make_method
+    from trainer.setup import check_numbers
 
-    make_method(config)
+    check_numbers(config)
     check_processes(config, Processes(size=gpus))
     for line in lines(config, estimate(config, gpus=gpus)):
         typer.echo(line)

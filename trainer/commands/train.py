@@ -46,6 +46,8 @@ def train(
 
     SIGTERM ends it after the step in progress, which is saved.
     """
+    if fallback and not resume:
+        raise UsageError("`--fallback` is for --resume.")
     if dry:
         dry_run(changed(recipe(name), settings or []), gpus=gpus or 1)
         return
@@ -53,8 +55,6 @@ def train(
         raise UsageError("`--gpus` is for --dry-run; torchrun says how many processes learn.")
     if out is None:
         raise UsageError("`--out` must name the run folder to write.")
-    if fallback and not resume:
-        raise UsageError("`--fallback` is for --resume.")
     run_training(changed(recipe(name), settings or []), out, resume=resume, fallback=fallback)
 
 
