@@ -11,9 +11,10 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from scipy.special import ndtri, stdtrit
+from scipy.special import ndtri
 
 from paper import logs, style
+from twinstats.means import mean_interval
 
 NEEDS = ("metrics",)
 COMMAND = "twice train RECIPE --out runs/NAME"
@@ -170,8 +171,8 @@ def _mean_row(kind: str, tokens: float, own: Sequence[dict[str, float]]) -> dict
         # runs answer the same questions, so their mean is no surer of them than each of them is
         ends = {name: float(np.mean([point[name] for point in own])) for name in ("low", "high")}
         return row | {name: None if np.isnan(end) else end for name, end in ends.items()}
-    half = float(stdtrit(num - 1, 0.975) * values.std(ddof=1) / np.sqrt(num))
-    return row | {"low": max(mean - half, 0.0), "high": min(mean + half, 1.0)}
+    low, high = mean_interval(values) or (mean, mean)
+    return row | {"low": max(low, 0.0), "high": min(high, 1.0)}
 
 
 @style.styled

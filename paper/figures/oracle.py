@@ -12,11 +12,11 @@ import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy.special import stdtrit
 
 from paper import logs, oracle, style
 from twinstats.board import Curve
 from twinstats.board import read as read_curve
+from twinstats.means import mean_interval
 
 NEEDS = ("oracle_points", "oracle_turns")
 COMMAND = oracle.COMMAND
@@ -108,11 +108,8 @@ def _curve_rows(curve: Curve) -> Iterator[dict[str, Any]]:
 
 
 def _mean(errors: np.ndarray) -> dict[str, float | None]:
-    value, count = float(errors.mean()), len(errors)
-    if count < 2:
-        return {"value": value, "low": None, "high": None}
-    half = float(stdtrit(count - 1, 0.975) * errors.std(ddof=1) / np.sqrt(count))
-    return {"value": value, "low": value - half, "high": value + half}
+    low, high = mean_interval(errors) or (None, None)
+    return {"value": float(errors.mean()), "low": low, "high": high}
 
 
 def family(method: str) -> str | None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from scipy.special import stdtrit
 
 from paper import coupling, logs, style
 from twinstats import logged_pairs, records
 from twinstats.corrections import holm
+from twinstats.means import mean_interval
 from twinstats.pairs import paired
 
 NEEDS = ("scores", "metrics")
@@ -110,10 +110,10 @@ def _mean(values: Sequence[float | None]) -> dict[str, Any]:
     if not len(found):
         return row | {"reason": "no run has it"}
     row["value"] = float(found.mean())
-    if len(found) == 1:
+    interval = mean_interval(found)
+    if interval is None:
         return row | {"reason": "one seed has no interval"}
-    half = float(stdtrit(len(found) - 1, 0.975) * found.std(ddof=1) / np.sqrt(len(found)))
-    return row | {"low": row["value"] - half, "high": row["value"] + half}
+    return row | dict(zip(("low", "high"), interval, strict=True))
 
 
 def _differences(ends: pl.DataFrame) -> Iterator[dict[str, Any]]:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from twinstats._numbers import Number
 from twinstats.board.curves import FLAGS, IDENTITY, METRICS, Curve, read
 from twinstats.corrections import holm
+from twinstats.means import mean_interval
 from twinstats.pairs import paired
 
 REFERENCES = ("twice", "vine")
@@ -42,14 +42,9 @@ def _board_row(curve: Curve, budget: Number, metric: str) -> dict[str, Any]:
     values, reason = read(curve, metric, budget)
     names = (*IDENTITY, "method", *FLAGS)
     row = {name: curve.known[name] for name in names} | {"budget": budget, "metric": metric}
-    low = high = value = None
-    if len(values):
-        value = float(values.mean())
-    if len(values) > 1 and value is not None:
-        half = stdtrit(len(values) - 1, 0.975) * values.std(ddof=1) / np.sqrt(len(values))
-        low, high = value - float(half), value + float(half)
+    low, high = mean_interval(values) or (None, None)
     return row | {
-        "value": value,
+        "value": float(values.mean()) if len(values) else None,
         "low": low,
         "high": high,
         "num_seeds": len(values),
