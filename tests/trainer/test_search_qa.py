@@ -205,12 +205,29 @@ def test_a_right_answer_is_a_text(row, said):
         search_row(FileRow(0, "row 1", {"prompt": "Who?"} | row), "train")
 
 
-def test_a_file_of_both_kinds_is_refused_and_never_read_as_text(tmp_path):
-    """Polars makes texts of all values of a column where some are."""
+def test_json_lines_of_both_kinds_are_read_as_they_were_written(tmp_path):
+    messages = [{"role": "user", "content": "Who?"}]
+    rows = [
+        {"prompt": "Who?", "golden_answers": "Ann", "more": "x"},
+        {"prompt": messages, "golden_answers": ["Ann", "Eve"], "more": ["y"]},
+        {"prompt": "Who?", "golden_answers": ["Ann"]},
+    ]
+    path = tmp_path / "both.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8-sig")
+    own = TaskConfig(name="search_qa", parts=1, data=str(path), test_data=str(path))
+    told = sorted(
+        (row.info for row in source_of(own).test(key="k")), key=lambda one: one["question_ids"]
+    )
+    assert [one["prompt"] for one in told] == [messages] * 3
+    assert [one["golds"] for one in told] == [[["Ann"]], [["Ann", "Eve"]], [["Ann"]]]
+    assert [one["columns"]["more"] for one in told] == ["x", ["y"], None]
+
+
+def test_what_is_written_as_a_text_and_is_none_is_refused(tmp_path):
     messages = [{"role": "user", "content": "Who?"}]
     for name, values, said in (
-        ("prompt", ("Who?", messages), "messages written as a text"),
-        ("golden_answers", ("Ann", ["Ann", "Eve"]), "must have right answers"),
+        ("prompt", ("Who?", json.dumps(messages)), "messages written as a text"),
+        ("golden_answers", ("Ann", json.dumps(["Ann", "Eve"])), "must have right answers"),
     ):
         rows = [{"prompt": "Who?", "golden_answers": "Ann"} | {name: value} for value in values]
         path = tmp_path / f"{name}.jsonl"

@@ -15,9 +15,10 @@ from trainer.evaluation.evaluate import evaluate as plain_evaluate
 from trainer.loop import train as module
 from trainer.loop.checkpoint import CorruptCheckpointError, checkpoints, named, newest
 from trainer.loop.sigterm import Sigterm
-from trainer.loop.training import SCORE, refuse_ruined
+from trainer.loop.training import SCORE
 from trainer.oracle.config import OracleConfig
 from trainer.oracle.study import oracle
+from trainer.policy.ruined import refuse_ruined
 from twinstats import records
 from twinstats.errors import Stopped
 

@@ -58,8 +58,9 @@ def trained_config(run: Path, settings: list[str]) -> Config:
 def trained_policy(run: Path, checkpoint: str | None, config: Config) -> "tuple[Policy, int]":
     """The policy of a run's checkpoint (a step, best, or null: the newest), and its step."""
     from trainer.loop.checkpoint import load_checkpoint, named
-    from trainer.loop.training import load_weights, refuse_ruined
+    from trainer.loop.training import load_weights
     from trainer.policy.lora import add_adapters
+    from trainer.policy.ruined import refuse_ruined
 
     path = named(run / "checkpoints", checkpoint)
     if path is None:

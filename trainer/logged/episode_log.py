@@ -12,12 +12,12 @@ was shown before it, or null; it is checked against what the environment shows n
 Leaves out playing them (`rollout.adoption`).
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.json_lines import json_object, numbered_lines
 from twinstats.episodes import Task
 from twinstats.errors import UsageError, unknown
 
@@ -91,34 +91,6 @@ def read_episodes(path: Path, task: Callable[[str], Task], vocabulary: int) -> l
     return found
 
 
-def numbered_lines(path: Path) -> list[tuple[int, str]]:
-    """The lines of a file that are not empty, numbered from 1.
-
-    Raises:
-        UsageError: The file cannot be read.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}.") from error
-    return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-
-
-def json_object(line: str) -> dict[str, Any]:
-    """A line of JSON lines.
-
-    Raises:
-        ValueError: It is no JSON object, or has a key twice.
-    """
-    try:
-        row = json.loads(line, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"A line must be a JSON object, but {error}.") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"A line must be a JSON object, got {type(row).__name__}.")
-    return row
-
-
 def turns_of(row: Mapping[str, Any], task: Task, place: str) -> LoggedEpisode:
     """The episode in a line's `turns` and `observations`.
 
@@ -149,15 +121,6 @@ def refuse_unknown_ids(logged: LoggedEpisode, vocabulary: int) -> None:
     largest = max(ids, default=0)
     if largest >= vocabulary:
         raise ValueError(f"`turns` must hold token ids below {vocabulary}, got {largest}.")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} is in it twice")
-    return row
 
 
 def _episode(row: dict[str, Any], task: Callable[[str], Task], place: str) -> LoggedEpisode:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.chat_template import ChatTemplate
-from trainer.logged.episode_log import json_object, numbered_lines, refuse_unknown_ids, turns_of
+from trainer.json_lines import json_object, numbered_lines
+from trainer.logged.episode_log import refuse_unknown_ids, turns_of
 from trainer.policy import Policy
 from trainer.supervised.updates import Tokens
 from trainer.tasks.messages import Message

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import Config, WarmupConfig
-from trainer.loop.training import refuse_ruined
 from trainer.policy import Policy
 from trainer.policy.folder import save_folder
+from trainer.policy.ruined import refuse_ruined
 from trainer.supervised.updates import Progress, Tokens, fit, packed
 from twinstats.errors import UsageError
 from twinstats.records import create_run, metric_rows

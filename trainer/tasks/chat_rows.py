@@ -60,7 +60,7 @@ def _info(
 
 def _prompt(prompt: Any, place: str) -> str | list[Message]:
     if isinstance(prompt, str) and prompt:
-        if _are_messages(_json(prompt)):  # so polars reads a file of both kinds
+        if _are_messages(_json(prompt)):  # nobody means it as a text
             raise UsageError(
                 "`prompt` must be a text in all rows of a file or messages in all, "
                 f"{place} has messages written as a text."
