@@ -317,7 +317,10 @@ def test_a_stopped_run_goes_on_with_another_number_of_processes(place, begin, on
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ("loss.entropy_coefficient=1e38", "Step 1: a gradient is not finite"),
+        (
+            "loss.entropy_coefficient=1e38",
+            "Step 1 was saved, and training stops: a gradient is not finite",
+        ),
         ("loss.max_kl=1e-9", "was saved, and training stops"),
         ("credit.method=nothing", "Unknown credit method 'nothing'"),
     ],

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from trainer.config import changed
+from trainer.learning.learner import Learner
 from trainer.loop import train as module
 from trainer.loop.checkpoint import Checkpoint, load_checkpoint, newest
 from trainer.loop.train import train, train_tasks
@@ -17,7 +18,7 @@ from trainer.policy import Policy, build_model
 from trainer.tasks import questions
 from trainer.tasks.questions import data_fingerprint
 from twinstats.errors import UsageError
-from twinstats.records import Run, read, read_run
+from twinstats.records import Run, parts, read, read_run
 
 METHODS = ("rloo", "independent", "twice")
 TABLES = (
@@ -313,6 +314,20 @@ def test_a_policy_that_strays_too_far_is_saved_and_stopped(play, tmp_path):
         < 1e-9
         < metric(tmp_path / "run", "loss/kl_nats")[1]
     )
+
+
+def test_a_gradient_that_is_not_finite_is_saved_and_stops_and_a_resume_passes_over_it(
+    play, tmp_path, monkeypatch
+):
+    run, plain, norms = tmp_path / "run", Learner._clipped, iter([1.0, np.nan])
+    monkeypatch.setattr(Learner, "_clipped", lambda own: next(norms, None) or plain(own))
+    with pytest.raises(RuntimeError, match="Step 2 was saved.*a gradient is not finite.*rate"):
+        play(run, "checkpoint.every=4")
+    kept = load_checkpoint(newest(run / "checkpoints"))
+    assert kept.step == 2 and len(parts(run, "episodes")) == 2
+    assert metric(run, "loss/refused_updates_count") == [0, 1]
+    play(run, "checkpoint.every=4", resume=True)
+    assert metric(run, "loss/refused_updates_count") == [0, 1, 0, 0]
 
 
 def test_evaluations_come_when_they_are_asked_for(play, tmp_path):

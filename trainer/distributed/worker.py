@@ -15,7 +15,6 @@ def serve(learner: Learner) -> None:
     """Computes with the others what rank 0 tells; returns when the run is over.
 
     Raises:
-        GradientError: A gradient is not finite; all processes find the same.
         RuntimeError: The connection to another process is lost.
     """
     sums = new_sums(learner.config)
@@ -42,8 +41,7 @@ def _pass(learner: Learner, message: Message) -> None:
 
 def _update(learner: Learner, message: Message, sums: UpdateSums) -> None:
     batch, given = unpacked(message, learner.processes.device)
-    values = message.values
-    learner.take_update(batch, given, sums, rate=values["rate"], step=values["step"])
+    learner.take_update(batch, given, sums, rate=message.values["rate"])
 
 
 def _finish(learner: Learner, sums: UpdateSums) -> None:

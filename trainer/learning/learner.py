@@ -32,10 +32,6 @@ from twinstats.noise import generator
 # R rows, L positions, T turns
 
 
-class GradientError(RuntimeError):
-    """A gradient that is not finite; the update was not made."""
-
-
 @dataclass(slots=True)
 class Learner:
     """What a run's updates carry from step to step.
@@ -84,7 +80,9 @@ class Learner:
     ) -> dict[str, float]:
         """Takes the updates of a step and returns metrics by name.
 
-        Without any credit nothing is updated, and what updates tell is NaN (logged as null).
+        Without any credit nothing is updated, and what updates tell is NaN (logged as null). An
+        update whose gradient is not finite is not made, nor are later ones of the step:
+        loss/refused_updates_count is then 1.
 
         Args:
             credits: The step's credit.
@@ -92,7 +90,6 @@ class Learner:
             total_tokens: Tokens sampled in the steps before; schedules may go by them.
 
         Raises:
-            GradientError: A gradient is not finite; that update and later ones are not made.
             ValueError: `loss.importance_cap` is set and the engine told no log-probability.
         """
         loss = self.config.loss
@@ -119,17 +116,16 @@ class Learner:
         for rows in _updates(batch, loss, seed=self.config.seed, step=step):
             own: Given = {name: None if one is None else one[rows] for name, one in table.items()}
             part = batch if len(rows) == len(batch.ids_RL) else batch.minibatch(rows)
-            told = {"rate": rate, "step": step}
-            _, (part, own) = deal(self.processes, "update", part, own, told)
-            self.take_update(part, own, sums, rate=rate, step=step)
+            _, (part, own) = deal(self.processes, "update", part, own, {"rate": rate})
+            if not self.take_update(part, own, sums, rate=rate):
+                sums.refused = 1
+                break
         if self.processes.size > 1:
             self.processes.tell(Message("finish"))
             add_up(self.processes, sums)
             bring_together(self.policy, self.model, self.processes)
 
-    def take_update(
-        self, batch: Batch, given: Given, sums: UpdateSums, *, rate: float, step: int
-    ) -> None:
+    def take_update(self, batch: Batch, given: Given, sums: UpdateSums, *, rate: float) -> bool:
         """One update, in which this process has some rows and the others theirs.
 
         Args:
@@ -137,10 +133,9 @@ class Learner:
             given: Their log-probabilities: behaviour, engine, reference.
             sums: Takes in what is told of these rows.
             rate: The learning rate.
-            step: Named if a gradient is not finite.
 
-        Raises:
-            GradientError: A gradient is not finite; the update is not made.
+        Returns:
+            Whether the gradient was finite, so that the update was made: the same on all.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -148,8 +143,13 @@ class Learner:
         self._one(batch, given["behaviour"], given["engine"], given["reference"], sums=sums)
         if self.processes.size > 1:
             sum_gradients(trained_parameters(self.model).values())
-        sums.gradient_norms.append(self._clipped(step))
+        norm = self._clipped()
+        if not np.isfinite(norm):
+            self.optimizer.zero_grad()
+            return False
+        sums.gradient_norms.append(norm)
         self.optimizer.step()
+        return True
 
     @property
     def _is_repeated(self) -> bool:
@@ -188,25 +188,13 @@ class Learner:
             loss.total.backward()
             sums.add(loss, given, part)
 
-    def _clipped(self, step: int) -> float:
-        """Clips the gradient by its norm, and returns what that was.
-
-        Raises:
-            GradientError: It is not finite.
-        """
+    def _clipped(self) -> float:
+        """Clips the gradient by its norm, and returns what that was."""
         norm = torch.nn.utils.clip_grad_norm_(
             trained_parameters(self.model).values(),
             self.config.optimizer.max_gradient_norm,
         )
-        norm = whole(norm)
-        if not torch.isfinite(norm):
-            self.optimizer.zero_grad()
-            raise GradientError(
-                f"Step {step}: a gradient is not finite, so the update was not made: a lower "
-                "`optimizer.learning_rate`, a smaller scale of reward and credit, or "
-                "`learner.precision=float32` may help."
-            )
-        return float(norm)
+        return float(whole(norm))
 
     def _pass(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         learner = self.config.learner

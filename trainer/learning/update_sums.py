@@ -28,7 +28,8 @@ class UpdateSums:
         kl: k3 estimates of the KL to the reference, nats.
         policy: The policy gradient's losses.
         gap: Largest distance of engine and learner over a turn, nats; NaN where none was told.
-        gradient_norms: One an update.
+        gradient_norms: One an update that was made.
+        refused: Updates that were not made, because the gradient was not finite.
     """
 
     has_reference: bool
@@ -41,6 +42,7 @@ class UpdateSums:
     kl: float = 0.0
     policy: float = 0.0
     gap: float = _NAN
+    refused: int = 0
     gradient_norms: list[float] = field(default_factory=list)
 
     @torch.no_grad()
@@ -74,6 +76,7 @@ class UpdateSums:
             "loss/moved_nats": _mean(self.moved, self.tokens),
             "loss/trained_tokens": float(self.trained),
             "loss/updates_count": len(self.gradient_norms),
+            "loss/refused_updates_count": self.refused,
             "engine/logprob_gap_nats": self.gap,
         }
         return found | ({"loss/kl_nats": _mean(self.kl, self.tokens)} if self.has_reference else {})

@@ -58,8 +58,9 @@ def train(
     Raises:
         UsageError: The folder exists, or was made with another configuration or other data.
         CorruptCheckpointError: The newest checkpoint is damaged, or with `fallback` all are.
-        RuntimeError: The warmed-up policy answers too little to learn from, a gradient or what
-            came of the weights is not finite, or the policy passed `loss.max_kl`.
+        RuntimeError: The warmed-up policy answers too little to learn from, what came of the
+            weights is not finite, or (that step is saved) a gradient is not, or the policy passed
+            `loss.max_kl`.
         Stopped: `sigterm` came before the last step.
     """
     if not resume:
@@ -87,9 +88,6 @@ def follow(config: Config, policy: Policy, processes: Processes) -> None:
         config: The same as rank 0's.
         policy: The same model; rank 0's weights are taken up.
         processes: Those of the run.
-
-    Raises:
-        GradientError: A gradient is not finite; all processes find the same.
     """
     add_adapters(policy.model, config.lora, seed=config.seed)
     serve(make_learner(policy, config, processes))
@@ -106,20 +104,26 @@ def _go_on(training: Training, sigterm: Sigterm, on_step: OnStep | None) -> None
             on_step(training.step, metrics)
         if SCORE in metrics:
             training.note(metrics[SCORE])
-        strayed = _strayed(metrics, training.config.loss.max_kl)
+        stopping = _stopping(metrics, training.config.loss.max_kl)
         is_due = training.step % checkpoint.every == 0 or SCORE in metrics
-        if is_due or strayed or sigterm.came:
+        if is_due or stopping or sigterm.came:
             save(training)
-        if strayed:
-            raise RuntimeError(f"Step {training.step} was saved, and training stops: {strayed}")
+        if stopping:
+            raise RuntimeError(f"Step {training.step} was saved, and training stops: {stopping}")
         if sigterm.came and not training.is_over:
             raise Stopped(
                 f"stopped by SIGTERM: step {training.step} is saved, go on with --resume."
             )
 
 
-def _strayed(metrics: dict[str, float], limit: float | None) -> str | None:
-    """Why training must not go on, if the policy is too far from where it started."""
+def _stopping(metrics: dict[str, float], limit: float | None) -> str | None:
+    """Why training must not go on: a bad gradient, or a policy too far from where it started."""
+    if metrics["loss/refused_updates_count"]:
+        return (
+            "a gradient is not finite, so the update was not made: a lower "
+            "`optimizer.learning_rate`, a smaller scale of reward and credit, or "
+            "`learner.precision=float32` may help."
+        )
     if limit is None or not metrics.get("loss/kl_nats", 0.0) > limit:
         return None
     return (
