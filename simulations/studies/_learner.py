@@ -92,28 +92,26 @@ def learn(world: TabularWorld, method: Method, plan: Plan, *, step_size: float) 
     Step k of every method plays the same keyed noise.
     """
     tasks, ascent = world.tasks(plan.num_tasks), Ascent(step_size)
-    last = Point(update=0, tokens=0, auxiliary_tokens=0, value=expected_outcome(world, tasks))
-    points = [last]
+    update = tokens = auxiliary = 0
+    points = [Point(update=0, tokens=0, auxiliary_tokens=0, value=expected_outcome(world, tasks))]
     while True:
-        credits = _credits(world, method, plan, last.update)
-        tokens, auxiliary = _tokens(credits)
-        reached = last.tokens + tokens
-        if _passes_mark(last.tokens, reached, plan) and last.update:
-            points.append(last)
-        if reached > plan.total_tokens:
+        credits = _credits(world, method, plan, update)
+        sampled, in_forks = _tokens(credits)
+        if update and _passes_mark(tokens, tokens + sampled, plan):
+            value = expected_outcome(world, tasks)
+            points.append(
+                Point(update=update, tokens=tokens, auxiliary_tokens=auxiliary, value=value)
+            )
+        if tokens + sampled > plan.total_tokens:
             return points
         gradient = trained_gradient(world, credits)
         if plan.shares_turns:
             gradient = np.broadcast_to(gradient.sum(axis=0), gradient.shape)
         after = world.with_logits(world.tables.logits + ascent.step(gradient))
-        method.observe(last.update, credits, likelihood_ratios(world, after, credits))
-        world = after
-        last = Point(
-            update=last.update + 1,
-            tokens=reached,
-            auxiliary_tokens=last.auxiliary_tokens + auxiliary,
-            value=expected_outcome(world, tasks),
-        )
+        ratios = likelihood_ratios(world, after, credits) if method.observes_ratios else None
+        method.observe(update, credits, ratios)
+        world, update = after, update + 1
+        tokens, auxiliary = tokens + sampled, auxiliary + in_forks
 
 
 def likelihood_ratios(

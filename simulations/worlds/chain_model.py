@@ -8,8 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from simulations.worlds import tabular_model
-from simulations.worlds.tabular_model import TabularModel, TabularValues, log_softmax
+from simulations.worlds.tabular_model import TabularModel, log_softmax
 from simulations.worlds.tabular_needs import Quality
 from twinstats.noise import generator
 
@@ -141,11 +140,6 @@ def tables(model: ChainModel) -> TabularModel:
         starts=np.arange(states),
         goal=1.0 if model.setting.reward == "end" else None,
     )
-
-
-def solve(model: ChainModel) -> TabularValues:
-    """Values, advantages and occupancies by dynamic programming."""
-    return tabular_model.solve(tables(model))
 
 
 def log_policy(model: ChainModel) -> np.ndarray:

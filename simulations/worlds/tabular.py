@@ -17,7 +17,7 @@ import numpy as np
 from simulations.worlds.forks import players
 from simulations.worlds.luck import Ahead
 from simulations.worlds.slots import at_slots
-from simulations.worlds.tabular_model import TabularModel, TabularValues, log_softmax, solve
+from simulations.worlds.tabular_model import TabularModel, TabularValues, log_softmax
 from simulations.worlds.tabular_needs import Labels, Provider, Quality
 from twinstats.episodes import DIFFERENT, KEEP, Episode, Fork, Task, Turn
 from twinstats.keys import FACTUAL, Stream, Streams, fork_streams
@@ -72,7 +72,7 @@ class TabularWorld:
         check_logits(tables.logits.reshape(-1, tables.logits.shape[-1]))
         self.seed = seed
         self.tables = tables
-        self.values: TabularValues = solve(tables)
+        self.values = TabularValues(tables)
         self._labels, self._quality, self._tokens = labels, quality, tokens
         self._provider = Provider(
             tables, self.values, labels=labels, quality=quality, tokens=tokens, seed=seed

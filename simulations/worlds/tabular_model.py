@@ -4,6 +4,7 @@ Leaves out playing (`tabular`).
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -34,26 +35,6 @@ class TabularModel:
     goal: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TabularValues:
-    """What dynamic programming says about a model under its policy.
-
-    Attributes:
-        policy: Probability of each action (turn, state, action).
-        value: Expected reward still to come (turn + 1, state).
-        action_value: The same after an action (turn, state, action).
-        advantage: action_value - value.
-        occupancy: Probability that an episode reaches the turn in the state, by the number of the
-            start among the model's (start, turn, state).
-    """
-
-    policy: np.ndarray
-    value: np.ndarray
-    action_value: np.ndarray
-    advantage: np.ndarray
-    occupancy: np.ndarray
-
-
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     """Log-probabilities over the last axis."""
     top = logits.max(axis=-1, keepdims=True)
@@ -61,45 +42,71 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def solve(model: TabularModel) -> TabularValues:
-    """Values, advantages and occupancies by dynamic programming.
+class TabularValues:
+    """What dynamic programming says about a model under its policy; each part when first read.
 
     Q_t(s, a) = E over the branches of [reward + (1 - hazard(s')) * V_{t+1}(s')], V = sum_a pi * Q.
     The mean of two branches is taken as x0 + chance * (x1 - x0): exact where they are equal.
     """
-    turns, states, _ = model.logits.shape
-    policy = np.exp(log_softmax(model.logits))
-    value = np.zeros((turns + 1, states))
-    action_value = np.zeros(model.logits.shape)
-    for turn in range(turns - 1, -1, -1):
-        rest = ((1 - model.hazard[turn]) * value[turn + 1])[model.move[turn]]
-        reward, chance = model.reward[turn], model.chance[turn]
-        gain = (reward[..., 1] - reward[..., 0]) * chance
-        mean_rest = rest[..., 0] + chance * (rest[..., 1] - rest[..., 0])
-        action_value[turn] = reward[..., 0] + (gain + mean_rest)
-        value[turn] = (policy[turn] * action_value[turn]).sum(axis=1)
-    return TabularValues(
-        policy=policy,
-        value=value,
-        action_value=action_value,
-        advantage=action_value - value[:-1, :, None],
-        occupancy=_occupancy(model, policy),
-    )
 
+    def __init__(self, model: TabularModel) -> None:
+        self._model = model
 
-def _occupancy(model: TabularModel, policy: np.ndarray) -> np.ndarray:
-    turns, states, _ = policy.shape
-    occupancy = np.zeros((len(model.starts), turns, states))
-    occupancy[np.arange(len(model.starts)), 0, model.starts] = 1.0
-    merged = model.move[..., 0] == model.move[..., 1]
-    second = np.where(merged, 0.0, model.chance)
-    share = policy[..., None] * np.stack((1 - second, second), axis=-1)
-    origin = np.broadcast_to(np.arange(states)[:, None, None], model.move.shape[1:])
-    for turn in range(turns - 1):
-        going = np.zeros((states, states))
-        np.add.at(going, (origin, model.move[turn]), share[turn])
-        occupancy[:, turn + 1] = occupancy[:, turn] @ (going * (1 - model.hazard[turn]))
-    return occupancy
+    @cached_property
+    def policy(self) -> np.ndarray:
+        """Probability of each action (turn, state, action)."""
+        return np.exp(log_softmax(self._model.logits))
+
+    @property
+    def value(self) -> np.ndarray:
+        """Expected reward still to come (turn + 1, state)."""
+        return self._induction[0]
+
+    @property
+    def action_value(self) -> np.ndarray:
+        """The same after an action (turn, state, action)."""
+        return self._induction[1]
+
+    @cached_property
+    def advantage(self) -> np.ndarray:
+        """action_value - value."""
+        return self.action_value - self.value[:-1, :, None]
+
+    @cached_property
+    def occupancy(self) -> np.ndarray:
+        """Probability that an episode reaches the turn in the state (start, turn, state).
+
+        The start is its number among the model's.
+        """
+        model = self._model
+        turns, states, _ = self.policy.shape
+        occupancy = np.zeros((len(model.starts), turns, states))
+        occupancy[np.arange(len(model.starts)), 0, model.starts] = 1.0
+        merged = model.move[..., 0] == model.move[..., 1]
+        second = np.where(merged, 0.0, model.chance)
+        share = self.policy[..., None] * np.stack((1 - second, second), axis=-1)
+        origin = np.broadcast_to(np.arange(states)[:, None, None], model.move.shape[1:])
+        for turn in range(turns - 1):
+            going = np.zeros((states, states))
+            np.add.at(going, (origin, model.move[turn]), share[turn])
+            occupancy[:, turn + 1] = occupancy[:, turn] @ (going * (1 - model.hazard[turn]))
+        return occupancy
+
+    @cached_property
+    def _induction(self) -> tuple[np.ndarray, np.ndarray]:
+        """V and Q, from the last turn to the first."""
+        model = self._model
+        turns, states, _ = model.logits.shape
+        value = np.zeros((turns + 1, states))
+        action_value = np.zeros(model.logits.shape)
+        for turn in range(turns - 1, -1, -1):
+            rest = ((1 - model.hazard[turn]) * value[turn + 1])[model.move[turn]]
+            reward, chance = model.reward[turn], model.chance[turn]
+            gain = (reward[..., 1] - reward[..., 0]) * chance
+            mean_rest = rest[..., 0] + chance * (rest[..., 1] - rest[..., 0])
+            action_value[turn] = reward[..., 0] + (gain + mean_rest)
+            value[turn] = (self.policy[turn] * action_value[turn]).sum(axis=1)
+        return value, action_value
 
 
 class ReturnLaw:

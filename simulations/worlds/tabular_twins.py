@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulations.worlds.tabular_model import TabularModel, TabularValues, solve
+from simulations.worlds.tabular_model import TabularModel, TabularValues
 from twinstats.coupling import joint
 
 
@@ -52,7 +52,7 @@ def twin_moments(model: TabularModel, starts: Sequence[int]) -> TwinMoments:
         starts: Numbers of the starts among `model.starts`.
     """
     turns = len(model.logits)
-    values = solve(model)
+    values = TabularValues(model)
     occupancy = values.occupancy[list(starts)].mean(axis=0)
     shared = _apart(model, is_shared=True)
     touched = _apart(touchable(model), is_shared=False)
@@ -130,7 +130,7 @@ def _apart(model: TabularModel, *, is_shared: bool) -> np.ndarray:
     |chance - chance'|, and one alone goes on with probability |hazard - hazard'|. Otherwise they
     are independent, and nothing counts any more once they have met: equal actions meet at once.
     """
-    values = solve(model)
+    values = TabularValues(model)
     turns, states, actions = model.logits.shape
     squares, square = _squares(model, values), np.zeros(states)
     found, apart = np.zeros((turns, states, actions, actions)), np.zeros((states, states))

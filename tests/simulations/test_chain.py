@@ -6,8 +6,15 @@ import pytest
 
 from simulations.measure import score_step
 from simulations.worlds.chain import Chain
-from simulations.worlds.chain_model import ChainModel, ChainSetting, build_model, log_policy, solve
+from simulations.worlds.chain_model import (
+    ChainModel,
+    ChainSetting,
+    build_model,
+    log_policy,
+    tables,
+)
 from simulations.worlds.chain_twins import twin_moments
+from simulations.worlds.tabular_model import TabularValues
 from twinstats.coupling import joint
 from twinstats.credit import Budget, assign, make
 from twinstats.episodes import DIFFERENT, FRESH, KEEP, RESAMPLE, SHARED, Fork, Task, group_by_task
@@ -48,7 +55,7 @@ def test_values_equal_brute_force_enumeration(reward):
         name="x", horizon=3, states=2, actions=2, density=0.7, ends=0.6, reward=reward
     )
     model = build_model(setting)
-    values = solve(model)
+    values = TabularValues(tables(model))
     for turn, state in itertools.product(range(4), range(2)):
         expected = mean(enumerate_from(model, turn, state))
         assert values.value[turn, state] == pytest.approx(expected, rel=1e-12, abs=1e-14)
@@ -73,7 +80,7 @@ def test_truth_is_action_value_minus_value_with_what_was_earned():
 
 
 def test_advantage_averages_to_zero_under_the_policy():
-    values = solve(build_model(ENDS))
+    values = TabularValues(tables(build_model(ENDS)))
     np.testing.assert_allclose((values.policy * values.advantage).sum(axis=-1), 0, atol=1e-14)
 
 
@@ -86,7 +93,7 @@ def test_policy_gradient_equals_finite_differences():
         for nudge in (1e-6, -1e-6):
             model = build_model(TINY)
             model.logits[place] += nudge
-            ends.append(solve(model).value[0, [0, 1]].mean())
+            ends.append(TabularValues(tables(model)).value[0, [0, 1]].mean())
         assert exact[place] == pytest.approx((ends[0] - ends[1]) / 2e-6, abs=1e-8)
 
 
@@ -334,7 +341,7 @@ def test_twin_moments_equal_enumeration(reward):
     if not dials:
         chance = np.random.default_rng(0).uniform(size=model.chance.shape)
         model = dataclasses.replace(model, chance=chance)
-    values = solve(model)
+    values = TabularValues(tables(model))
     moments = twin_moments(model)
     for turn in range(3):
         reached = values.occupancy[0, turn] / values.occupancy[0, turn].sum()

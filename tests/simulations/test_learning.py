@@ -167,7 +167,11 @@ def test_memories_get_the_ratios_of_each_update():
         def load(self, state):
             pass
 
-    entry = Entry(function=lambda g, memory: METHODS["rloo"].function(g), memory=remembers(Diary))
+    entry = Entry(
+        function=lambda g, memory: METHODS["rloo"].function(g),
+        memory=remembers(Diary),
+        observes_ratios=True,
+    )
     world = Chain(CHAIN, seed=4)
     learn(world, Method("diary", entry, {}), Plan(total_tokens=100, num_tasks=2), step_size=1.0)
     assert [credits[0].episodes[0].step for credits, _ in seen] == [0, 1]

@@ -7,7 +7,7 @@ from scipy import stats
 
 from simulations.worlds.chain import Chain
 from simulations.worlds.chain_model import ChainSetting
-from simulations.worlds.tabular_model import ReturnLaw, solve
+from simulations.worlds.tabular_model import ReturnLaw, TabularValues
 from tests.simulations.toy import ACTIONS, STATES, TURNS, random_model, toy, ways
 from twinstats.coupling import joint
 from twinstats.episodes import DIFFERENT, FRESH, KEEP, SHARED, Fork, Task
@@ -18,7 +18,7 @@ from twinstats.rows import null_disagreements
 
 def test_values_equal_brute_force_enumeration():
     model = random_model()
-    values = solve(model)
+    values = TabularValues(model)
     for turn, state in itertools.product(range(TURNS), range(STATES)):
         found = ways(model, turn, state)
         mean = sum(p * sum(rewards) for p, _, rewards in found)
@@ -33,7 +33,7 @@ def test_values_equal_brute_force_enumeration():
 
 def test_occupancy_equals_brute_force_enumeration():
     model = random_model()
-    occupancy = solve(model).occupancy
+    occupancy = TabularValues(model).occupancy
     for number, start in enumerate(model.starts):
         expected = np.zeros((TURNS, STATES))
         for p, places, _ in ways(model, 0, int(start)):
@@ -44,7 +44,7 @@ def test_occupancy_equals_brute_force_enumeration():
 
 def test_law_of_returns_equals_brute_force_enumeration():
     model = random_model()
-    law = ReturnLaw(model, solve(model).policy)
+    law = ReturnLaw(model, TabularValues(model).policy)
     assert law.unit == 0.25
     for turn, state in itertools.product(range(TURNS), range(STATES)):
         found = ways(model, turn, state)
@@ -63,7 +63,7 @@ def test_law_refuses_rewards_off_its_grid():
     model = random_model()
     for reward in (model.reward - 1, model.reward + 0.1):
         with pytest.raises(ValueError, match="at least 0 and multiples of 1/1024"):
-            ReturnLaw(dataclasses.replace(model, reward=reward), solve(model).policy)
+            ReturnLaw(dataclasses.replace(model, reward=reward), TabularValues(model).policy)
 
 
 def test_policy_gradient_equals_finite_differences():
@@ -76,7 +76,9 @@ def test_policy_gradient_equals_finite_differences():
         for nudge in (1e-6, -1e-6):
             logits = model.logits.copy()
             logits[place] += nudge
-            ends.append(solve(dataclasses.replace(model, logits=logits)).value[0, [2, 0, 2]].mean())
+            ends.append(
+                TabularValues(dataclasses.replace(model, logits=logits)).value[0, [2, 0, 2]].mean()
+            )
         assert exact[place] == pytest.approx((ends[0] - ends[1]) / 2e-6, abs=1e-8)
 
 

@@ -7,7 +7,7 @@ from simulations.studies import gain
 from simulations.studies._gain_worlds import BetSetting, Setting, build
 from simulations.worlds.chain_model import ChainSetting, build_model, tables
 from simulations.worlds.errand_model import ErrandSetting
-from simulations.worlds.tabular_model import TabularModel, solve
+from simulations.worlds.tabular_model import TabularModel, TabularValues
 from simulations.worlds.tabular_twins import touchable, twin_moments
 from twinstats.coupling import joint
 
@@ -64,7 +64,7 @@ def apart(model, turn, states, gap, is_shared):
     """E[D^2] by following all luck of two worlds; null: ended."""
     if turn == TURNS or states == (None, None):
         return gap**2
-    policies = [None if s is None else solve(model).policy[turn, s] for s in states]
+    policies = [None if s is None else TabularValues(model).policy[turn, s] for s in states]
     if None in states:
         alive = next(s for s in states if s is not None)
         sign = -1 if states[0] is None else 1
@@ -117,7 +117,7 @@ def after(model, turn, states, actions, gap, is_shared):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_moments_equal_enumeration(seed):
     model = random_model(seed)
-    values, found = solve(model), twin_moments(model, [0, 1])
+    values, found = TabularValues(model), twin_moments(model, [0, 1])
     occupancy = values.occupancy.mean(axis=0)
     np.testing.assert_allclose(found.reached, occupancy.sum(axis=1))
     for turn in range(TURNS):
@@ -152,7 +152,7 @@ def test_only_luck_that_is_the_same_everywhere_is_replaced_by_its_mean():
     own = touchable(model)
     np.testing.assert_array_equal(own.reward[[0, 2]], model.reward[[0, 2]])
     np.testing.assert_allclose(own.reward[1], model.reward[1, ..., :1] + 0.3 * 2.0 + [0.0, 0.0])
-    np.testing.assert_allclose(solve(own).value, solve(model).value, rtol=1e-12)
+    np.testing.assert_allclose(TabularValues(own).value, TabularValues(model).value, rtol=1e-12)
     chain = tables(build_model(ChainSetting(name="x", luck=0.5)))
     assert (np.ptp(touchable(chain).reward, axis=-1) == 0).all()
     end = tables(build_model(ChainSetting(name="x", reward="end")))
