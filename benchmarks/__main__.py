@@ -2,8 +2,8 @@
 
 import sys
 
-from benchmarks import noise, rollout, statistics, trainer
+from benchmarks import noise, rollout, simulations, statistics, trainer
 
 if __name__ == "__main__":
-    for benchmark in (noise, rollout, statistics, trainer):
+    for benchmark in (noise, simulations, rollout, statistics, trainer):
         benchmark.main(quick="--quick" in sys.argv[1:])

@@ -12,6 +12,7 @@ import numpy as np
 from twinstats.credit import assign
 from twinstats.credit.registry import Method
 from twinstats.episodes import Credit, Group, group_by_task
+from twinstats.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -89,9 +90,14 @@ def score(world: Any, credits: Sequence[Credit]) -> Scored:
     )
 
 
-def gradient(world: Any, scored: Scored, weight: np.ndarray) -> np.ndarray:
-    """`score_sum` over the scored turns."""
-    return score_sum(world, scored.place, weight)
+def can_play(world: Any, method: Method) -> bool:
+    """Whether the world has everything that the method needs."""
+    try:
+        for need in method.needs:
+            world.provide(need.name, [])
+    except UsageError:
+        return False
+    return True
 
 
 def score_sum(world: Any, place: np.ndarray, weight: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from simulations.studies import Which, load_study, settings_of
-from twinstats.records import Run, create_run, read, reopen_run
+from twinstats.records import Run, create_run, is_whole, read, reopen_run
 
 _SEEDS_APART = 100_000  # most seeds of a sweep: those of two run seeds never overlap
 _QUEUED = 2  # jobs a worker that wait for it
@@ -80,7 +80,7 @@ def run_sweep(
             seed=seed,
             started=started,
         )
-    waiting = [job for job in jobs if not run.part(job.table, job.step).exists()]
+    waiting = [job for job in jobs if not _is_done(run.part(job.table, job.step))]
     with _progress() as progress:
         bar = progress.add_task("simulate", total=len(jobs), completed=len(jobs) - len(waiting))
         for job, rows in _done(waiting, workers or os.cpu_count() or 1):
@@ -109,6 +109,16 @@ def play(job: Job) -> list[dict[str, Any]]:
     """The rows of a job: a function of the job alone."""
     rows: list[dict[str, Any]] = load_study(job.study).run(job.setting, job.seed)
     return rows
+
+
+def _is_done(part: Path) -> bool:
+    """Whether a job's rows are there; what is left of them otherwise (a warning) is removed."""
+    if not part.exists():
+        return False
+    if is_whole(part):
+        return True
+    part.unlink()
+    return False
 
 
 def _done(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, list[dict[str, Any]]]]:
@@ -153,7 +163,7 @@ def _summarise(run: Run, name: str) -> None:
 
 
 def _in_order(run: Run, table: str) -> Iterator[list[dict[str, Any]]]:
-    frame = read(run.path, table).sort("step", maintain_order=True).collect()
+    frame = read(run.path, table).drop("run").sort("step", maintain_order=True).collect()
     for own in frame.partition_by("step", maintain_order=True):
         yield own.to_dicts()
 

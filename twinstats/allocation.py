@@ -26,6 +26,7 @@ from twinstats.errors import unknown
 from twinstats.results import Result, show
 
 _OBJECTIVES = ("sum", "minimax")
+_LARGEST = 1e150  # whose square is finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,15 +177,18 @@ def _within_budget(problem: Problem, budget: float, integer: bool) -> Allocation
             f"counts cost, got {budget:g}."
         )
     continuous = continuous_within(problem, budget)
+    _refuse_uncountable(continuous, integer, "budget", budget)
     counts = whole_within(problem, budget + slack) if integer else continuous
     bound = problem.value(continuous)
     return _allocation(problem, counts, integer, bound, _gap(problem.value(counts), bound))
 
 
 def _to_target(problem: Problem, target_stderr: float, integer: bool) -> Allocation:
-    if not (math.isfinite(target_stderr) and target_stderr > 0):
-        raise ValueError(f"`target_stderr` must be positive and finite, got {target_stderr}.")
-    target = target_stderr**2
+    target = target_stderr**2 if abs(target_stderr) < _LARGEST else math.inf
+    if not (math.isfinite(target) and target_stderr > 0 and target > 0):
+        raise ValueError(
+            f"`target_stderr` must be positive and finite, and so its square, got {target_stderr}."
+        )
     best = problem.value(problem.high)
     if best > target * (1 + ROUNDING):
         raise ValueError(
@@ -192,9 +196,19 @@ def _to_target(problem: Problem, target_stderr: float, integer: bool) -> Allocat
             f"got {target_stderr:g}."
         )
     continuous = continuous_to(problem, target)
+    _refuse_uncountable(continuous, integer, "target_stderr", target_stderr)
     counts = whole_to(problem, target) if integer else continuous
     bound = problem.spent(continuous)
     return _allocation(problem, counts, integer, bound, _gap(problem.spent(counts), bound))
+
+
+def _refuse_uncountable(counts: np.ndarray, integer: bool, name: str, value: float) -> None:
+    """Whole numbers beyond 2**53 are none in floating point."""
+    if integer and counts.max() > 2**53:
+        raise ValueError(
+            f"`{name}` {value:g} asks for {counts.max():.3g} units of an arm; with `integer` at "
+            "most 2**53 can be counted."
+        )
 
 
 def _allocation(

@@ -51,13 +51,18 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     study = logs.read(runs, "learning")
     if study is None:
         raise logs.missing("simulated_learning", NEEDS, runs, COMMAND)
-    return (
+    known = (
         study.select(*PLACE, *COLUMNS, *FLAGS)
         .with_columns(pl.col("low", "high").cast(pl.Float64), pl.col("helpers").cast(pl.String))
         .drop_nulls("return")
         .unique(["setting", "method", "reading", "budget"], keep="first", maintain_order=True)
         .sort(*PLACE, "method", "reading", "budget")
     )
+    if known.is_empty():
+        raise logs.missing(
+            "simulated_learning", NEEDS, runs, COMMAND, rows="return that is not null"
+        )
+    return known
 
 
 @style.styled

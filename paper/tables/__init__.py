@@ -6,7 +6,7 @@ from typing import Protocol
 
 import polars as pl
 
-from paper.tables import leaderboard, oracle, training
+from paper.tables import leaderboard, leaderboard_bias, leaderboard_split, oracle, training
 
 
 class TableModule(Protocol):
@@ -32,6 +32,8 @@ class TableModule(Protocol):
 
 TABLES: dict[str, TableModule] = {
     "leaderboard": leaderboard,
+    "leaderboard_split": leaderboard_split,
+    "leaderboard_bias": leaderboard_bias,
     "oracle": oracle,
     "training": training,
 }

@@ -19,7 +19,6 @@ BUDGETS = (1.0, 1.5, 2.0, 3.0, 5.0, 12.0, 32.0)
 
 METRIC = "mse_scaled"
 KEY = ["setting", "method"]
-_SIGNIFICANT = 0.05
 
 
 def table(runs: Sequence[Path]) -> pl.DataFrame:

@@ -50,7 +50,7 @@ def _method_rows(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     last = max(point["knob"] for point in points)
     points = [point for point in points if point["knob"] == last]
     known = {name: points[0][name] for name in (*IDENTITY, "method", *FLAGS, "knob")}
-    groups = round(sum(point["num_groups"] for point in points))
+    groups = round(sum(point["num_groups"] * _num_steps(point) for point in points))
     total, square, turns = (
         np.sum([point[name] for point in points], axis=0)
         for name in ("place_error", "place_square", "place_turns")
@@ -77,3 +77,8 @@ def _method_rows(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return [known | row for row in rows]
+
+
+def _num_steps(point: dict[str, Any]) -> float:
+    """Steps of a row: sums by place are over all of them, the other numbers are means."""
+    return float(point["place_turns"][-1] / point["num_turns"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from twinstats.credit import METHODS, Budget, make
+from twinstats.credit import METHODS, Budget
 from twinstats.credit._twin_forks import choose  # the forks that `twice` asks for
 from twinstats.credit.baseline import exact_mean, outcomes
 from twinstats.credit.registry import Entry, Method
@@ -18,12 +18,6 @@ from twinstats.errors import UsageError
 
 GROUP = 4
 """Rollouts of a task in a base group; methods with forks keep it."""
-
-_UNITS = {"arpo": 2 * GROUP, "prover": 2}
-"""Where a knob starts, if not at 1: leaves count the group's own, a judge's test takes two."""
-
-_UNBIASED = ("twice", "independent", "vine", "vine_coupled")
-"""Methods that claim to be unbiased for the advantage at every turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +53,18 @@ class Entrant:
     explore: float = 0.1
     claims_unbiased: bool = False
 
+    @property
+    def entry(self) -> Entry:
+        """The method in the registry, or in `OWN`."""
+        return OWN.get(self.method) or METHODS[self.method]
+
     def values(self, sweep: Sweep) -> Sequence[float]:
         """What the knob is set to."""
         if self.knob is None:
             return sweep.groups
         if self.knob == "budget":
             return sweep.ratios
-        return [value * _UNITS.get(self.method, 1) for value in sweep.knobs]
+        return [value * self.entry.knob_unit for value in sweep.knobs]
 
     def build(self, value: float) -> Method:
         """The method at a value of its knob."""
@@ -74,9 +73,7 @@ class Entrant:
             options["budget"] = Budget(ratio=float(value), explore=self.explore)
         elif self.knob is not None:
             options[self.knob] = int(value)
-        if self.method in OWN:
-            return Method(self.method, OWN[self.method], options)
-        return make(self.method, **options)
+        return Method(self.method, self.entry, options)
 
     def refusal(self, world: Any) -> str | None:
         """Why the world cannot play it; null where it can."""
@@ -101,7 +98,7 @@ def _coupling_refusal(world: Any, episode: Episode) -> str | None:
 def entrants() -> dict[str, Entrant]:
     """All entrants by name: the registry's, as it is now, and the variants."""
     known = {
-        name: Entrant(method=name, knob=entry.knob, claims_unbiased=name in _UNBIASED)
+        name: Entrant(method=name, knob=entry.knob, claims_unbiased=entry.unbiased)
         for name, entry in METHODS.items()
     }
     return known | VARIANTS

@@ -14,7 +14,6 @@ from simulations.worlds.tabular import TabularWorld
 from twinstats.credit import assign
 from twinstats.credit.registry import Method, Ratios
 from twinstats.episodes import Credit, Task, group_by_task
-from twinstats.errors import UsageError
 
 _PAST = 0.9
 """Weight of the past in the running mean square of the gradient's length."""
@@ -74,16 +73,6 @@ class Ascent:
         self._known = _PAST * self._known + (1 - _PAST)
         length = math.sqrt(self._square / self._known)
         return self.step_size * (gradient / length) if length else np.zeros_like(gradient)
-
-
-def can_play(world: TabularWorld, method: Method) -> bool:
-    """Whether the world has everything that the method needs."""
-    try:
-        for need in method.needs:
-            world.provide(need.name, [])
-    except UsageError:
-        return False
-    return True
 
 
 def learn(world: TabularWorld, method: Method, plan: Plan, *, step_size: float) -> list[Point]:

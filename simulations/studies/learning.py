@@ -39,7 +39,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simulations.studies._learner import Plan, best_outcome, can_play, learn
+from simulations.measure import can_play
+from simulations.studies._learner import Plan, best_outcome, learn
 from simulations.studies._learning_summary import NUM_MARKS, differences, readings, returns
 from simulations.worlds import Chain
 from simulations.worlds.chain_model import ChainSetting

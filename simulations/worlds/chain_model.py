@@ -10,6 +10,7 @@ import numpy as np
 
 from simulations.worlds.tabular_model import TabularModel, log_softmax
 from simulations.worlds.tabular_needs import Quality
+from twinstats.errors import unknown
 from twinstats.noise import generator
 
 
@@ -67,6 +68,10 @@ class ChainSetting:
             )
         if self.luck < 0 or (self.luck * 8) % 1:
             raise ValueError(f"`luck` must be a multiple of 1/8, got {self.luck}.")
+        if self.reward not in ("turns", "end"):
+            raise unknown("reward", self.reward, ("turns", "end"))
+        if not 0 <= self.sharpness < np.inf:
+            raise ValueError(f"`sharpness` must be at least 0 and finite, got {self.sharpness}.")
         Quality(critic=self.critic, teacher=self.teacher, judge=self.judge)
 
 

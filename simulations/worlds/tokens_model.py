@@ -97,9 +97,17 @@ class TokensSetting:
             )
         if self.luck < 0 or (self.luck * 8) % 1:
             raise ValueError(f"`luck` must be a multiple of 1/8, got {self.luck}.")
-        if self.keying not in get_args(Keying):
-            raise unknown("keying", self.keying, get_args(Keying))
+        for name, words in (("keying", get_args(Keying)), ("reward", ("turns", "end"))):
+            if getattr(self, name) not in words:
+                raise unknown(name, getattr(self, name), words)
+        _refuse_infinite(sharpness=self.sharpness, contrast=self.contrast, spread=self.spread)
         Quality(critic=self.critic, teacher=self.teacher, judge=self.judge)
+
+
+def _refuse_infinite(**deviations: float) -> None:
+    for name, value in deviations.items():
+        if not 0 <= value < np.inf:
+            raise ValueError(f"`{name}` must be at least 0 and finite, got {value}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

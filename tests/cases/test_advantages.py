@@ -10,7 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from twinstats.credit import assign, make
+from simulations.worlds.errand import Errand
+from simulations.worlds.errand_model import ErrandSetting
+from twinstats.credit import assign, make, names
 from twinstats.credit.baseline import group_info, leave_one_out, standardised
 from twinstats.episodes import Episode, Group, Task, Turn, group_by_task
 from twinstats.rows import turn_rows
@@ -99,6 +101,25 @@ def test_a01_twins_that_end_equally_have_no_signal(value, twins, options):
         assert credit.info["zero_variance"] is True
 
 
+@pytest.mark.parametrize("value", [0.1, 0.2, 0.3])
+@pytest.mark.parametrize("rollouts", [3, 6, 10])
+@pytest.mark.parametrize("name", ["vine", "vine_coupled"])
+def test_a01_values_of_plays_that_end_equally_are_that_outcome(value, rollouts, name):
+    groups = group_by_task(episodes([value] * 3, "aaa"), seed=0, step=0)
+    (credit,) = assign(Same(), groups, make(name, rollouts=rollouts))
+    assert np.concatenate(credit.values).tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("value", [0.1, 0.2, 0.3])
+def test_a01_predictions_from_equal_outcomes_are_that_outcome(value):
+    """Without an epsilon what is left of rounding would be a whole standard deviation."""
+    rows = [replace(row, turns=row.turns * 2) for row in episodes([value] * 6, "aaabbb")]
+    for number, row in enumerate(rows):
+        row.info["features"] = [[float(number)], [number + 0.5], [0.0]]
+    credits = assign(Given(), group_by_task(rows, seed=0, step=0), make("t2spo", epsilon=0.0))
+    assert np.concatenate([v for c in credits for v in c.values]).tolist() == [0.0] * 12
+
+
 def test_a03_every_estimator_has_its_own_scale():
     rewards = [1.0, 1, 1, 0, 0, 0, 0, 0]
     expected = {
@@ -139,6 +160,50 @@ def test_a05_advantages_move_with_their_rows_bit_for_bit(name):
         order = rng.permutation(16)
         found, _ = advantages(rewards[order].tolist(), uids[order].tolist(), name)
         assert found.tobytes() == expected[order].tobytes()
+
+
+@pytest.fixture(scope="module")
+def errand():
+    """A world that has everything a method asks for."""
+    return Errand(ErrandSetting(name="cases", horizon=6), seed=1)
+
+
+def played(world, name, rows):
+    """Each episode's credit by name, forks included, and the credits."""
+    credits = assign(world, group_by_task(rows, seed=1, step=1), make(name))
+    return {e.name: v for c in credits for e, v in zip(c.episodes, c.values, strict=True)}, credits
+
+
+@pytest.mark.parametrize("name", names())
+def test_a05_every_method_moves_with_its_rows_bit_for_bit(errand, name):
+    rows = errand.play(errand.tasks(2), 4, 1)
+    expected, _ = played(errand, name, rows)
+    order = np.random.default_rng(0).permutation(len(rows))
+    found, _ = played(errand, name, [rows[index] for index in order])
+    assert {n: v.tobytes() for n, v in found.items()} == {
+        n: v.tobytes() for n, v in expected.items()
+    }
+
+
+@pytest.mark.parametrize("name", names())
+def test_a06_a_group_of_one_is_null_wherever_members_are_compared(errand, name):
+    rows = errand.play(errand.tasks(2), 4, 1)[:5]
+    found, credits = played(errand, name, rows)
+    assert not any(np.isnan(found[row.name]).any() for row in rows[:4])
+    if make(name).compares_members:
+        assert np.isnan(found[rows[4].name]).all()
+        assert "needs at least 2" in credits[1].info["reason"]
+        with pytest.raises(ValueError, match="all groups have size 1 \\(1 of them\\)"):
+            played(errand, name, rows[4:])
+
+
+@pytest.mark.parametrize("name", names())
+def test_a07_an_unscored_member_poisons_nobody(errand, name):
+    rows = errand.play(errand.tasks(2), 4, 1)
+    rows[1] = replace(rows[1], outcome=None, success=None)
+    found, _ = played(errand, name, rows)
+    assert not any(np.isnan(found[row.name]).any() for row in rows if row is not rows[1])
+    assert np.isnan(found[rows[1].name][-1])
 
 
 @pytest.mark.parametrize("name", ["rloo", "grpo", "dr_grpo"])
@@ -191,6 +256,25 @@ def test_a09_the_order_of_normalising_and_discounting_is_the_callers(discount_fi
     options = {"discount": 0.5, "pooling": "turn", "ddof": 0, "epsilon": 0.0}
     found = values_of(rows, "igpo", discount_first=discount_first, **options)
     np.testing.assert_allclose(found, [[first, 1.0], [-first, -1.0]])
+
+
+@pytest.mark.parametrize(
+    ("discount_first", "first"),
+    [(False, [0.0, 1.060660, -1.060660]), (True, [0.0, 1.224745, -1.224745])],
+    ids=["normalised", "discounted"],
+)
+def test_a09_both_orders_discount(discount_first, first):
+    """Rewards [0, 1], [1, 0], [0, 0]: of two members each is one deviation off, come what may."""
+    sure, found_out = np.zeros(3), np.array([-np.inf, 0.0, 0.0])
+    chances = [(1.0, sure), (0.0, found_out), (0.0, sure)]
+    rows = [
+        given(won, [0.0, 0.0], row=row, gold_logprob=chance)
+        for row, (won, chance) in enumerate(chances)
+    ]
+    options = {"discount": 0.5, "pooling": "turn", "ddof": 0, "epsilon": 0.0}
+    found = values_of(rows, "igpo", discount_first=discount_first, **options)
+    np.testing.assert_allclose(found[:, 0], first, atol=5e-7)
+    np.testing.assert_allclose(found[:, 1], [1.414214, -0.707107, -0.707107], atol=5e-7)
 
 
 def test_a10_only_turns_in_the_same_state_are_compared():
@@ -364,6 +448,8 @@ def test_a30_a_turns_reward_stays_at_its_turn():
     assert episode.column("reward").tolist() == [0.2, 0.8]
     assert episode.column("num_tokens").tolist() == [4, 4]
     assert [(row["turn"], row["reward"]) for row in turn_rows([episode])] == [(0, 0.2), (1, 0.8)]
+    earned = given(1.0, [0.2, 0.8], value=np.array([0.0, 0.2, 1.0]))  # nothing more is expected
+    assert values_of([earned], "ppo", discount=0.0).tolist() == [[0.2, 0.8]]
 
 
 def test_standardised_and_leave_one_out_agree_on_the_sign():

@@ -254,7 +254,45 @@ def leaderboard_tables() -> dict[str, list[dict]]:
         "leaderboard": leaderboard_rows(),
         "leaderboard_tokens": tokens,
         "leaderboard_differences": [difference],
+        "leaderboard_split": split_rows(),
+        "leaderboard_bias": bias_rows(),
     }
+
+
+def split_rows() -> list[dict]:
+    """Twins gain 2 by equal decisions and 3 by luck, from budget 2 on; tokens are not reached."""
+    known = {"setting": "chain-8", "world": "chain", "horizon": 8, "density": 0.3}
+    rows = []
+    for quantity, budget, reason in (
+        ("mse", 1.0, "independent_raw: starts at budget 1.9"),
+        ("mse", 2.0, None),
+        ("mse", 3.0, None),
+        ("tokens", None, "twice: not reached"),
+    ):
+        row: dict = known | {"form": "twins", "quantity": quantity, "budget": budget}
+        for part, factor in (("deduplication", 2.0), ("coupling", 3.0), ("both", 6.0)):
+            value = None if reason else factor * (budget or 0) / 2
+            row |= {part: value, f"{part}_low": value and value - 0.5}
+            row |= {f"{part}_high": value and value + 0.5}
+        rows.append(row | {"is_bound": False, "reason": reason})
+    return rows
+
+
+def bias_rows() -> list[dict]:
+    """Of those that claim no bias, twice has shown it and independent has not; grpo claims none."""
+    rows = []
+    for method, wide, claimed in (
+        ("independent", 0.3, True),
+        ("twice", 0.1, True),
+        ("grpo", 9, False),
+    ):
+        for place, width in (("all", wide / 2), ("0", wide)):
+            row = {"setting": "chain-8", "world": "chain", "horizon": 8, "density": 0.3}
+            row |= {"method": method, "reconstructed": method == "twice", "place": place}
+            row |= {"bias": 0.01, "low": 0.01 - width, "high": 0.01 + width, "margin": 0.25}
+            row |= {"equivalent": width < 0.24, "excludes_zero": False, "claimed": claimed}
+            rows.append(row)
+    return rows
 
 
 def gain_rows() -> list[dict]:

@@ -55,3 +55,10 @@ def test_a_missing_study_is_named(tmp_path):
     run = synthetic.study_run(tmp_path / "run", other=[{"x": 1}])
     with pytest.raises(logs.MissingLogs, match="no learning in run"):
         simulated_learning.table([run])
+
+
+def test_a_study_without_a_return_is_named(tmp_path):
+    rows = [row | {"return": None} for row in synthetic.learning_rows()]
+    run = synthetic.study_run(tmp_path / "run", learning=rows)
+    with pytest.raises(logs.MissingLogs, match="no return that is not null in learning in run"):
+        simulated_learning.table([run])

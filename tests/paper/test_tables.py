@@ -2,7 +2,7 @@ import polars as pl
 import pytest
 
 from paper import logs
-from paper.tables import formats, leaderboard
+from paper.tables import formats, leaderboard, leaderboard_bias, leaderboard_split
 from tests.paper import synthetic
 
 
@@ -73,3 +73,31 @@ def test_missing_logs_are_named(tmp_path):
     run = synthetic.study_run(tmp_path / "run", leaderboard=synthetic.leaderboard_rows())
     with pytest.raises(logs.MissingLogs, match="no leaderboard_tokens or leaderboard_diff"):
         leaderboard.table([run])
+
+
+@pytest.mark.parametrize("module", [leaderboard_split, leaderboard_bias])
+def test_missing_logs_of_split_and_bias_are_named(tmp_path, module):
+    run = synthetic.study_run(tmp_path / "run", leaderboard=synthetic.leaderboard_rows())
+    with pytest.raises(logs.MissingLogs, match=f"no {module.NEEDS[0]} in run"):
+        module.table([run])
+
+
+def test_the_split_is_shown_at_the_least_budget_that_all_pay(tmp_path):
+    run = synthetic.study_run(tmp_path / "run", leaderboard_split=synthetic.split_rows())
+    error, tokens = leaderboard_split.show(leaderboard_split.table([run])).to_dicts()
+    assert error["what"] == "squared error at 2" and error["remark"] == ""
+    assert error["equal decisions free"] == "2.00 [1.50, 2.50]"
+    assert (error["shared luck"], error["both"]) == ("3.00 [2.50, 3.50]", "6.00 [5.50, 6.50]")
+    assert tokens["what"] == "tokens to VinePPO's error" and tokens["both"] == ""
+    assert tokens["remark"] == "twice: not reached"
+
+
+def test_bias_is_shown_of_those_that_claim_none(tmp_path):
+    run = synthetic.study_run(tmp_path / "run", leaderboard_bias=synthetic.bias_rows())
+    table = leaderboard_bias.table([run])
+    twice, independent = leaderboard_bias.show(table).to_dicts()
+    assert (twice["method"], twice["bias"]) == ("twice*", "0.010 [-0.040, 0.060]")
+    assert (twice["within everywhere"], twice["farthest bound"]) == ("yes", "0.11")
+    assert independent["within everywhere"] == "not shown"
+    assert independent["excludes 0"] == "0 of 2"
+    assert "within 0.25 of 0" in leaderboard_bias.caption(table)

@@ -283,6 +283,11 @@ def test_dials_are_refused_outside_their_range():
         ChainSetting(name="x", luck=0.3)
     with pytest.raises(ValueError, match="`actions` at least 2"):
         ChainSetting(name="x", actions=1)
+    for sharpness in (-1.0, np.nan, np.inf):
+        with pytest.raises(ValueError, match="`sharpness` must be at least 0 and finite"):
+            ChainSetting(name="x", sharpness=sharpness)
+    with pytest.raises(UsageError, match="Unknown reward 'ends'. Did you mean 'end'"):
+        ChainSetting(name="x", reward="ends")
     with pytest.raises(UsageError, match="Unknown need"):
         Chain(ENDS, seed=0).provide("predicates", [])
 

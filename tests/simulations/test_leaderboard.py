@@ -6,16 +6,16 @@ from scipy import stats
 
 from simulations.measure import (
     credit_groups,
-    gradient,
     play_groups,
     score,
     score_step,
+    score_sum,
     trained_gradient,
 )
 from simulations.studies import _leaderboard_entrants as field
 from simulations.studies import leaderboard
 from simulations.studies._equivalence import simultaneous
-from simulations.studies._leaderboard_bias import place_sums
+from simulations.studies._leaderboard_bias import biases, place_sums
 from simulations.studies.leaderboard import METRICS, QUICK, SEEDS, SETTINGS, run, summarise
 from simulations.worlds import Bandit, Chain
 from simulations.worlds.errand import Errand
@@ -321,6 +321,14 @@ def test_bias_bounds_by_hand():
     assert bias.half == pytest.approx(stats.t.ppf(1 - 0.025 / 3, 1))
 
 
+def test_every_group_of_every_step_and_seed_is_a_unit_of_bias(monkeypatch):
+    own = {"twice": field.entrants()["twice"]}
+    monkeypatch.setattr("simulations.studies.leaderboard.entrants", lambda: own)
+    setting = dataclasses.replace(SMALL, num_tasks=3, num_steps=2)
+    found = biases([row for seed in range(2) for row in run(setting, seed)])
+    assert {row["num_groups"] for row in found} == {3 * 2 * 2}
+
+
 def test_only_methods_that_claim_it_are_claimed_and_wrong_scale_is_left_out(tables):
     bias = tables["leaderboard_bias"]
     claimed = {row["method"] for row in bias if row["claimed"]}
@@ -338,7 +346,7 @@ def test_trained_forks_and_shares_are_in_the_gradient():
     plain = credit_groups(world, make("twice", twins=3), groups, step=0)
     scored = score(world, plain)
     np.testing.assert_allclose(
-        trained_gradient(world, plain), gradient(world, scored, scored.value), atol=1e-12
+        trained_gradient(world, plain), score_sum(world, scored.place, scored.value), atol=1e-12
     )
     two = credit_groups(world, make("twice", twins=3, two_sided=True), groups, step=0)
     by_hand = np.zeros(world.policy_table().shape)

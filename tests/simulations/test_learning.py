@@ -5,13 +5,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from simulations.measure import trained_gradient
+from simulations.measure import can_play, trained_gradient
 from simulations.studies import learning
 from simulations.studies._learner import (
     Ascent,
     Plan,
     best_outcome,
-    can_play,
     expected_outcome,
     learn,
     likelihood_ratios,

@@ -7,9 +7,12 @@ from typer.testing import CliRunner
 
 import simulations.sweep as sweep
 from simulations.commands import run_studies, simulate, study_list
-from simulations.studies import STUDIES, load_study, settings_of
+from simulations.studies import STUDIES, leaderboard, learning, load_study, settings_of
+from simulations.studies._leaderboard_entrants import Sweep
+from simulations.worlds.errand_model import ErrandSetting
+from twinstats.credit import METHODS
 from twinstats.errors import UsageError
-from twinstats.records import parts, read
+from twinstats.records import Run, parts, read
 
 NAMES = ["variance", "complexity"]
 
@@ -34,6 +37,29 @@ def test_results_do_not_depend_on_the_number_of_workers(reference, tmp_path):
     assert first.keys() == second.keys() == {"variance", "complexity", "complexity_fit"}
     for name in first:
         assert_frame_equal(first[name], second[name], check_exact=True)
+
+
+def test_every_method_has_the_same_numbers_whatever_the_number_of_workers(tmp_path, monkeypatch):
+    """Both studies of credit, with all entrants, in the world that shows sets and texts.
+
+    Workers hash with a seed of their own, so that an order which hangs on it would show.
+    """
+    world = ErrandSetting(name="errand", horizon=6, is_locked=False, skill=2.0)
+    sweep_ = Sweep(groups=(4,), knobs=(1,), ratios=(1,))
+    board = leaderboard.Setting(world=world, sweep=sweep_, num_tasks=2, num_steps=1, num_burned=1)
+    course = learning.Setting(world=world, total_tokens=100, step_sizes=(4.0,))
+    for study, setting in ((leaderboard, board), (learning, course)):
+        monkeypatch.setattr(study, "DEMO", (setting,))
+        monkeypatch.setitem(study.SEEDS, "demo", 2)
+    names = ["leaderboard", "learning"]
+    one, two = (
+        tables(played(names, tmp_path / str(workers), which="demo", workers=workers))
+        for workers in (1, 2)
+    )
+    assert one.keys() == two.keys() >= {"leaderboard_points", "leaderboard", "learning"}
+    assert set(METHODS) <= set(one["leaderboard"]["method"]) & set(one["learning"]["method"])
+    for name in one:
+        assert_frame_equal(one[name], two[name], check_exact=True)
 
 
 def test_a_killed_sweep_goes_on_where_it_stopped(reference, tmp_path, monkeypatch):
@@ -65,6 +91,21 @@ def test_a_lost_part_is_played_again(reference, tmp_path):
     parts(out, "variance")[1].unlink()
     played(NAMES, out, resume=True)
     assert_frame_equal(tables(reference)["variance"], tables(out)["variance"], check_exact=True)
+
+
+def test_a_part_that_was_cut_short_is_played_again(reference, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(reference, out)
+    cut = parts(out, "variance")[1]
+    cut.write_bytes(cut.read_bytes()[:500])
+    with pytest.warns(UserWarning, match=f"{cut.name} cannot be read"):
+        played(NAMES, out, resume=True)
+    assert_frame_equal(tables(reference)["variance"], tables(out)["variance"], check_exact=True)
+
+
+def test_what_a_study_summarises_does_not_name_the_folder(reference):
+    rows = [row for part in sweep._in_order(Run(reference), "variance") for row in part]
+    assert rows and "run" not in rows[0]
 
 
 def test_a_full_folder_is_refused_without_resume(reference):

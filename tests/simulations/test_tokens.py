@@ -4,7 +4,7 @@ import itertools
 import numpy as np
 import pytest
 
-from simulations.measure import gradient, score_step
+from simulations.measure import score_step, score_sum
 from simulations.worlds.tokens import Tokens
 from simulations.worlds.tokens_model import (
     STOP,
@@ -552,6 +552,9 @@ def test_dials_are_refused_outside_their_range():
         ({"density": 0.0}, "`density` must be in"),
         ({"luck": 0.3}, "multiple of 1/8"),
         ({"judge": 2.0}, "`judge` must be in"),
+        ({"sharpness": np.nan}, "`sharpness` must be at least 0 and finite"),
+        ({"spread": -1.0}, "`spread` must be at least 0 and finite"),
+        ({"reward": "ends"}, "Unknown reward 'ends'. Did you mean 'end'"),
     ):
         with pytest.raises(ValueError, match=match):
             TokensSetting(name="x", **dials)
@@ -620,7 +623,7 @@ def test_methods_run_and_are_scored_against_exact_truth(name):
     world = Tokens(ENDS, seed=3)
     scored = score_step(world, make(name), num_tasks=3, rollouts=4, step=0)
     assert np.isfinite(scored.error).all() and scored.factual_tokens > len(scored.value)
-    assert gradient(world, scored, scored.value).shape == world.policy_table().shape
+    assert score_sum(world, scored.place, scored.value).shape == world.policy_table().shape
 
 
 def test_exact_credit_points_along_both_gradients():
@@ -628,7 +631,7 @@ def test_exact_credit_points_along_both_gradients():
     world = Tokens(dataclasses.replace(ENDS, horizon=3), seed=3)
     tasks = world.tasks(3)
     scored = score_step(world, make("rloo"), num_tasks=3, rollouts=600, step=0)
-    estimate = gradient(world, scored, scored.advantage) / scored.num_episodes
+    estimate = score_sum(world, scored.place, scored.advantage) / scored.num_episodes
     exact = world.policy_gradient(tasks)
     assert np.abs(estimate - exact).max() < 0.02 and np.abs(exact).max() > 0.05
     episodes = world.play(tasks, 300, step=0)

@@ -406,3 +406,12 @@ def test_the_predictors_interval_covers_and_narrows():
     np.testing.assert_allclose(unseen, stats.beta.ppf([0.025, 0.975], 0.5, 0.5))
     with pytest.raises(ValueError, match="`confidence` must be in"):
         predictor.interval([1], confidence=95)
+
+
+def test_more_units_than_can_be_counted_are_refused():
+    for limit in ({"budget": 1e300}, {"target_stderr": 1e-8}):
+        with pytest.raises(ValueError, match="with `integer` at most 2\\*\\*53 can be counted"):
+            sqrt_allocation([1.0, 2.0], [1.0, 1.0], integer=True, **limit)
+    for target in (1e-300, 1e300):
+        with pytest.raises(ValueError, match="`target_stderr` must be positive and finite"):
+            sqrt_allocation([1.0, 2.0], [1.0, 1.0], target_stderr=target)

@@ -14,8 +14,6 @@ from twinstats.credit import METHODS, Method, make
 KNOBS = (1, 2, 4, 9, 18)
 """Values of a knob, as the simulations' leaderboard has them; 9 is VinePPO's."""
 
-_UNBIASED = ("twice", "independent", "vine", "vine_coupled")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrant:
@@ -34,7 +32,7 @@ class Entrant:
     @property
     def claims_unbiased(self) -> bool:
         """Whether it claims to be unbiased for the advantage of every turn."""
-        return self.method in _UNBIASED
+        return METHODS[self.method].unbiased
 
     def build(self, knob: int) -> Method:
         """The method at a value of its knob."""

@@ -71,12 +71,17 @@ METHODS: dict[str, Entry] = {
         memory=_budget_memory,
         finish=_finish_twins,
         knob="twins",
+        unbiased=True,
     ),
     "independent": Entry(
-        function=independent, memory=_budget_memory, finish=_finish_twins, knob="twins"
+        function=independent,
+        memory=_budget_memory,
+        finish=_finish_twins,
+        knob="twins",
+        unbiased=True,
     ),
-    "vine": Entry(function=vine, knob="rollouts"),
-    "vine_coupled": Entry(function=vine_coupled, knob="rollouts"),
+    "vine": Entry(function=vine, knob="rollouts", unbiased=True),
+    "vine_coupled": Entry(function=vine_coupled, knob="rollouts", unbiased=True),
     "tree_grpo": Entry(function=tree_grpo, estimates_advantage=False, knob="expansions"),
     "at2po": Entry(function=at2po, estimates_advantage=False, knob="rounds"),
     "rtmc": Entry(
@@ -90,6 +95,7 @@ METHODS: dict[str, Entry] = {
         needs=(Need("first_entropy", forks=True),),
         estimates_advantage=False,
         knob="leaves",
+        knob_unit=8,  # leaves count the group's own episodes: nothing branches below its size
     ),
     "treerl": Entry(
         function=treerl, reconstructed=True, estimates_advantage=False, knob="branches"
@@ -138,6 +144,7 @@ METHODS: dict[str, Entry] = {
         estimates_advantage=False,
         compares_members=True,
         knob="rollouts",
+        knob_unit=2,  # a test needs a standard error, so two rollouts
     ),
     "dars": Entry(
         function=dars,

@@ -43,6 +43,7 @@ class Neighbours:
         points, place, times = np.unique(X, axis=0, return_inverse=True, return_counts=True)
         self._times = times
         self._sums = np.bincount(place.ravel(), weights=y)
+        self._bounds = float(np.min(y)), float(np.max(y))
         spread, varies = X.std(axis=0), X.max(axis=0) > X.min(axis=0)
         self._spread = np.where(varies & (spread > 0), spread, np.inf)
         self._tree = KDTree(points / self._spread)
@@ -55,4 +56,6 @@ class Neighbours:
         times = self._times[found]
         taken = np.cumsum(times, axis=1) - times < self.neighbours
         sums = np.where(taken, self._sums[found], 0.0).sum(axis=1)
-        return np.asarray(sums / np.where(taken, times, 0).sum(axis=1))
+        # equal outcomes have that outcome as their mean, whatever their sum is rounded to
+        means = sums / np.where(taken, times, 0).sum(axis=1)
+        return np.asarray(np.clip(means, *self._bounds))

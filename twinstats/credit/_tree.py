@@ -11,17 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from twinstats.credit import _coins
 from twinstats.credit.baseline import exact_mean, group_info
 from twinstats.episodes import FRESH, RESAMPLE, Credit, Episode, Fork, Group
-from twinstats.noise import KeyColumns, NoiseKey, uniforms
 
 Place = tuple[Episode, int]
 """An episode and one of its turns."""
 
 ROOT = -1
 """Number of the state before turn 0, where no turn has been sampled yet."""
-
-_TREE = 3  # position of the purpose `choose`; 0 to 2 are the budget's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -101,13 +99,7 @@ def branch(episode: Episode, turn: int) -> Fork:
 
 def coins(group: Group, places: Sequence[Place], lane: int = 0) -> np.ndarray:
     """A uniform in (0, 1) for each place, keyed: the order of places or leaves changes no coin."""
-    if not places:
-        return np.empty(0)
-    keys = [
-        NoiseKey(group.seed, group.step, episode.row, episode.slot(turn), purpose=_purpose(episode))
-        for episode, turn in places
-    ]
-    return uniforms(KeyColumns.of(keys), _TREE, lane)
+    return _coins.coins(group, places, _coins.TREE, lane)
 
 
 def turn_surprisals(method: str, episode: Episode) -> np.ndarray:
@@ -176,10 +168,6 @@ def tree_info(group: Group, leaves: Sequence[Episode]) -> dict[str, Any]:
 
 def _trained(group: Group, leaves: Sequence[Episode]) -> list[Episode]:
     return [*group.episodes, *(leaf for leaf in scored(leaves) if leaf.fork is not None)]
-
-
-def _purpose(episode: Episode) -> str:
-    return f"choose/{episode.path}" if episode.path else "choose"
 
 
 def _known(method: str, episode: Episode, values: np.ndarray, what: str) -> np.ndarray:

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from twinstats.credit.budget import Budget, BudgetMemory, Planned, coins
+from twinstats.credit import _coins
+from twinstats.credit.budget import Budget, BudgetMemory, Planned
 from twinstats.episodes import (
     DIFFERENT,
     FRESH,
@@ -30,7 +31,6 @@ from twinstats.rows import is_equal_decision
 
 Coupling = Literal["gumbel", "maximal"]
 
-_FRESH, _NULL = 1, 2  # positions of the purpose `choose`; 0 is the budget's count
 _LEAST_OTHER = 1e-6  # a turn that does something else more rarely has credit 0
 
 
@@ -164,7 +164,7 @@ def _controls(group: Group, twins: Sequence[Sequence[Fork]], budget: Budget) -> 
     found = []
     for k in range(max((len(own) for own in twins), default=0)):
         kth = [own[k] for own in twins if len(own) > k]
-        drawn = coins(group, [(twin.episode, twin.turn) for twin in kth], _FRESH, k)
+        drawn = _coins.coins(group, [(twin.episode, twin.turn) for twin in kth], _coins.FRESH, k)
         found += [
             Fork(twin.episode, twin.turn, twin.action, FRESH, alternative=k)
             for twin, coin in zip(kth, drawn, strict=True)
@@ -176,7 +176,7 @@ def _controls(group: Group, twins: Sequence[Sequence[Fork]], budget: Budget) -> 
 def _nulls(group: Group, twins: Sequence[Sequence[Fork]], budget: Budget) -> list[Fork]:
     """Replays of kept decisions that have a tail, for a random share of the turns with twins."""
     first = [own[0] for own in twins if own and own[0].turn + 1 < own[0].episode.num_turns]
-    drawn = coins(group, [(twin.episode, twin.turn) for twin in first], _NULL)
+    drawn = _coins.coins(group, [(twin.episode, twin.turn) for twin in first], _coins.NULL)
     return [
         Fork(twin.episode, twin.turn, KEEP, SHARED, coupling=twin.coupling)
         for twin, coin in zip(first, drawn, strict=True)

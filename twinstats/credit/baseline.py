@@ -18,8 +18,8 @@ def outcomes(episodes: Sequence[Episode]) -> np.ndarray:
     return np.array(values, np.float64)
 
 
-def exact_mean(values: np.ndarray, *, least: int = 1) -> float:
-    """Mean of the entries that are not NaN; NaN for fewer than `least` of them.
+def exact_mean(values: np.ndarray) -> float:
+    """Mean of the entries that are not NaN; NaN where there are none.
 
     The sum is exactly rounded, and equal values have that value as their mean.
 
@@ -27,7 +27,7 @@ def exact_mean(values: np.ndarray, *, least: int = 1) -> float:
     0.1
     """
     kept = values[~np.isnan(values)]
-    if len(kept) < max(least, 1):
+    if not len(kept):
         return math.nan
     return float(kept[0] if kept.max() == kept.min() else math.fsum(kept) / len(kept))
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from twinstats.allocation import DiscordancePredictor
+from twinstats.credit._checks import at_least_zero, probability
+from twinstats.credit._coins import COUNT, coins
 from twinstats.episodes import Credit, Episode, Group
-from twinstats.noise import KeyColumns, NoiseKey, uniforms
 
 _FIRST_TAIL_RATIO = 5.0  # tail tokens per factual token before any step was seen: ten equal turns
 _MEMORY = 0.8  # weight of the past in running means over steps
-_COUNT = 0  # position of the purpose `choose`; `_twin_forks` has the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +40,8 @@ class Budget:
     fresh: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.ratio < np.inf:
-            raise ValueError(f"`ratio` must be at least 0 and finite, got {self.ratio}.")
-        for name in ("explore", "null", "fresh"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"`{name}` must be in [0, 1], got {getattr(self, name)}.")
+        at_least_zero(ratio=self.ratio)
+        probability(explore=self.explore, null=self.null, fresh=self.fresh)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +100,7 @@ class BudgetMemory:
         ]
         if not turns:
             return []
-        drawn = coins(group, turns, _COUNT)
+        drawn = coins(group, turns, COUNT)
         discordance, tails = self._predict([history_features(e, t) for e, t in turns])
         mean = self.budget.ratio / (self._tail_ratio or _FIRST_TAIL_RATIO)
         expected = np.full(len(turns), mean)
@@ -234,17 +231,6 @@ def allocation_rows(credits: Sequence[Credit]) -> list[dict[str, Any]]:
         for credit in credits
         for p in credit.info.get("plan", ())
     ]
-
-
-def coins(
-    group: Group, turns: Sequence[tuple[Episode, int]], position: int, lane: int = 0
-) -> np.ndarray:
-    """A uniform in (0, 1) for each turn, from its own key of purpose `choose`."""
-    keys = [
-        NoiseKey(group.seed, group.step, episode.row, episode.slot(turn), purpose="choose")
-        for episode, turn in turns
-    ]
-    return uniforms(KeyColumns.of(keys), position, lane)
 
 
 def _running(before: float | None, now: float) -> float:

@@ -58,7 +58,7 @@ def craft(
 
     Source: CRAFT, arXiv 2606.29476, known to us from its abstract: reconstructed.
     """
-    at_least_zero(weight=weight, beta=beta)
+    at_least_zero(weight=weight, beta=beta, epsilon=epsilon)
     positive(temperature=temperature)
     if not high >= 1:
         raise ValueError(f"`high` must be at least 1, got {high}.")

@@ -38,10 +38,7 @@ def needed(method: str, episode: Episode, need: str) -> Sequence[Any] | np.ndarr
             another number of entries.
     """
     if need not in episode.info:
-        raise ValueError(
-            f"Method {method!r} needs {need!r} ({_SOURCES[need]}), "
-            f"which the world did not provide for episode {episode.name}."
-        )
+        raise lacking(method, need, episode)
     found: Sequence[Any] | np.ndarray = episode.info[need]
     wanted = episode.num_turns + (need in _AFTER_LAST)
     if need != "segments" and len(found) != wanted:
@@ -50,6 +47,15 @@ def needed(method: str, episode: Episode, need: str) -> Sequence[Any] | np.ndarr
             f"({episode.num_turns} turns), got {len(found)}."
         )
     return found
+
+
+def lacking(method: str, need: str, episode: Episode) -> ValueError:
+    """What a missing need raises; it says where a need of this house comes from."""
+    source = f" ({_SOURCES[need]})" if need in _SOURCES else ""
+    return ValueError(
+        f"Method {method!r} needs {need!r}{source}, "
+        f"which the world did not provide for episode {episode.name}."
+    )
 
 
 _CONSTANTS = {

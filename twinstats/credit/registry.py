@@ -4,14 +4,18 @@ Leaves out which methods there are: that one mapping is in the package's `__init
 """
 
 import inspect
+import math
+import types
+import typing
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from numbers import Integral, Real
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from twinstats.episodes import Credit, Group
-from twinstats.errors import unknown
+from twinstats.errors import UsageError, unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class Entry:
         finish: Called once over a step's credits; a method with a memory gets it as `memory`.
         option_needs: What its options ask for besides `needs`.
         knob: Name of the option that scales its forks; null where tokens buy larger groups.
+        knob_unit: What the knob is raised by in sweeps: what it takes to play one thing more.
+        unbiased: With its defaults it claims to be unbiased for the advantage of every turn.
         observes_ratios: Whether its memory learns from likelihood ratios after the update.
     """
 
@@ -66,6 +72,8 @@ class Entry:
     finish: Callable[..., list[Credit]] | None = None
     option_needs: Callable[[dict[str, Any]], tuple[Need, ...]] | None = None
     knob: str | None = None
+    knob_unit: int = 1
+    unbiased: bool = False
     observes_ratios: bool = False
 
 
@@ -79,6 +87,39 @@ def remembers(kind: Callable[..., Memory]) -> Callable[[dict[str, Any]], Memory]
     return build
 
 
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of an option's type; types of a method's own are left to the method."""
+    parts = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return isinstance(value, str)  # which words there are, the method says
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return any(_fits(value, part) for part in parts)
+    if typing.get_origin(hint) is tuple:
+        is_pair = isinstance(value, Sequence) and len(value) == len(parts)
+        return is_pair and all(map(_fits, value, parts))
+    if hint is bool:
+        return isinstance(value, bool | np.bool_ | Integral) and int(value) in (0, 1)
+    if hint in (int, float):
+        kind = Integral if hint is int else Real
+        return isinstance(value, kind) and not isinstance(value, bool) and not math.isnan(value)
+    checkable = isinstance(hint, type) and hint is not inspect.Parameter.empty
+    return not checkable or isinstance(value, hint)
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
+
+
+def _words(hint: Any) -> str:
+    parts = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return f"one of {', '.join(map(repr, parts))}"
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return " or ".join(map(_words, parts))
+    if typing.get_origin(hint) is tuple:
+        return f"({', '.join(map(_words, parts))})"
+    return _WORDS.get(hint) or f"a {hint.__name__}"
+
+
 class Method:
     """A credit method with its options and its memory."""
 
@@ -88,6 +129,11 @@ class Method:
         for option in options:
             if option not in allowed:
                 raise unknown(f"option of method {name!r}", option, allowed)
+            if not _fits(options[option], known[option].annotation):
+                raise UsageError(
+                    f"`{option}` of method {name!r} must be {_words(known[option].annotation)}, "
+                    f"got {options[option]!r}."
+                )
         self.name = name
         self.options = dict(options)
         self._entry = entry

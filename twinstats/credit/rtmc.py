@@ -12,8 +12,6 @@ from twinstats.credit.baseline import centred, exact_mean, outcomes
 from twinstats.credit.inputs import needed, returns_to_go, step_rewards
 from twinstats.episodes import Credit, Episode, Fork, Group
 
-_NEED = "signature"
-
 
 def rtmc(
     group: Group, *, prior: float = 1.0, discount: float = 1.0, expansions: int = 0
@@ -92,7 +90,7 @@ def _fill(
             continue
         relative = returns_to_go(step_rewards(leaf), discount) - center
         seen = set()
-        signatures = needed("rtmc", leaf, _NEED)
+        signatures = needed("rtmc", leaf, "signature")
         for turn in range(leaf.fork.turn if leaf.fork else 0, leaf.num_turns):
             state, action = signatures[turn]
             every.setdefault(state, []).append(relative[turn])

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from twinstats.credit._checks import positive
+from twinstats.credit._checks import at_least_zero, positive
 from twinstats.credit._teacher import mean_gap, token_gaps
 from twinstats.credit.baseline import group_info, outcomes, standardised
 from twinstats.episodes import Credit, Group
@@ -43,7 +43,7 @@ def sharpo(
         epsilon: GRPO's, added to the standard deviation.
 
     Raises:
-        ValueError: `strength` or `temperature` out of range; no gap for each token.
+        ValueError: `strength`, `temperature` or `epsilon` out of range; no gap for each token.
 
     Source: no public text found (30 Sep 2026); reconstructed after its cousin SDAR,
     arXiv 2605.15155.
@@ -52,6 +52,7 @@ def sharpo(
         raise ValueError(f"`strength` must be in [0, 1), got {strength}.")
     if temperature is not None:
         positive(temperature=temperature)
+    at_least_zero(epsilon=epsilon)
     advantages = standardised(outcomes(group.episodes), epsilon=epsilon)
     values = []
     for episode, advantage in zip(group.episodes, advantages, strict=True):

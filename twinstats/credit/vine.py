@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from twinstats.credit.baseline import group_info, outcomes
+from twinstats.credit._checks import count
+from twinstats.credit.baseline import exact_mean, group_info, outcomes
 from twinstats.episodes import FRESH, RESAMPLE, Credit, Episode, Fork, Group
 
 
@@ -17,7 +18,12 @@ def vine(group: Group, *, rollouts: int = 9) -> Generator[Any, Any, Credit]:
     turn V is the outcome itself. Unbiased for the advantage.
 
     Inputs: branching. Cost: (number of turns) * rollouts tails, the largest of the simple methods.
-    A failed fork is left out of its mean; a state without any is null, and so are its two turns.
+    All outcomes equal: exactly 0. No member of a group is compared with another, so a group of one
+    is nothing special. A failed fork is left out of its mean; a state without any is null, and so
+    are its two turns. A failed episode: its last turn is null.
+
+    Left out: that the repository fills values backwards behind a cut-off and before the last step,
+    and its penalty for unfinished continuations.
 
     Args:
         group: The rollouts of a task.
@@ -28,8 +34,7 @@ def vine(group: Group, *, rollouts: int = 9) -> Generator[Any, Any, Credit]:
 
     Source: Kazemnejad et al., VinePPO, arXiv 2410.01679; a turn is our step.
     """
-    if rollouts < 1:
-        raise ValueError(f"`rollouts` must be at least 1, got {rollouts}.")
+    count(rollouts=rollouts)
     return valued(group, rollouts, _sample)
 
 
@@ -52,11 +57,6 @@ def valued(
     credits = []
     for episode, states in zip(group.episodes, played, strict=True):
         last = outcomes([episode])
-        values = np.array([_mean(outcomes(continuations)) for continuations in states])
+        values = np.array([exact_mean(outcomes(continuations)) for continuations in states])
         credits.append(np.diff(np.concatenate([values, last])))
     return Credit(episodes=group.episodes, values=credits, info=group_info(group))
-
-
-def _mean(values: np.ndarray) -> float:
-    scored = values[~np.isnan(values)]
-    return float(scored.mean()) if len(scored) else np.nan

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -266,6 +268,38 @@ def test_groups_that_all_have_size_one_are_refused(scripted, scripted_world):
         assert np.isnan(credits[0].values[0]).all()
         assert not np.isnan(credits[3].values[0]).any()
     assert len(assign(scripted_world(lambda fork: 0.0), alone, make("twice"))) == 3
+
+
+@pytest.mark.parametrize("outcome", [np.nan, np.inf])
+def test_an_outcome_that_is_no_finite_number_is_refused(groups, scripted_world, outcome):
+    """Of a factual or a fork: it would make the whole group's credit NaN without a word."""
+    with pytest.raises(ValueError, match="episode 0/0/0.0.shared.resample must be a finite"):
+        assign(scripted_world(lambda fork: outcome), groups[:1], make("twice"))
+    (group,) = groups[:1]
+    wrong = [group.episodes[0], dataclasses.replace(group.episodes[1], outcome=outcome)]
+    for name in METHODS:
+        with pytest.raises(ValueError, match=r"The outcome of episode 0/1 must be a finite number"):
+            assign(scripted_world(), [Group(group.task, wrong, 0, 0)], make(name))
+
+
+def test_a_group_without_episodes_is_refused(scripted_world):
+    for name in METHODS:
+        with pytest.raises(ValueError, match="group of task 'x' has no episodes"):
+            assign(scripted_world(), [Group(Task("x"), [], 0, 0)], make(name))
+
+
+def test_what_a_method_returns_is_the_credit_of_its_group(groups, scripted_world):
+    def nothing(group):
+        yield [Fork(group.episodes[0], 0)]
+
+    def reordered(group):
+        return zeros(dataclasses.replace(group, episodes=group.episodes[::-1]))
+
+    world = scripted_world(lambda fork: 0.0)
+    with pytest.raises(ValueError, match="'example' must return `Credit`, got NoneType"):
+        assign(world, groups, method(nothing))
+    with pytest.raises(ValueError, match="'example' must credit its group's episodes, in their"):
+        assign(world, groups, method(reordered))
 
 
 def test_no_groups_are_no_work(scripted_world):
