@@ -7,6 +7,7 @@ Leaves out what the credit does to learning (`learning`), and the numbers as a t
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -30,7 +31,7 @@ LABELLED = (
 )
 """The methods that have a colour of their own (there are seven); the others are thin grey lines."""
 
-MOST_SETTINGS = 6
+MOST_SETTINGS = 9
 PLACE = ["world", "horizon", "density", "setting"]
 COLUMNS = ["metric", "method", "budget", "value", "low", "high", "num_seeds", "reason"]
 FLAGS = ["reconstructed", "estimates_advantage"]
@@ -59,11 +60,13 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
 
 
 def drawn_settings(table: pl.DataFrame) -> list[str]:
-    """The settings with a panel: one of each world first, then others, as far as they fit."""
+    """The settings with a panel: one of each world, and as many others, evenly spread, as fit."""
     places = table.select("world", "setting").unique(maintain_order=True)
     chosen = places.unique("world", keep="first", maintain_order=True)["setting"].to_list()
     others = [name for name in places["setting"].to_list() if name not in chosen]
-    kept = {*chosen[:MOST_SETTINGS], *others[: max(0, MOST_SETTINGS - len(chosen))]}
+    room = min(len(others), max(0, MOST_SETTINGS - len(chosen)))
+    spread = np.linspace(0, len(others) - 1, room).round().astype(int)
+    kept = {*chosen[:MOST_SETTINGS], *(others[place] for place in spread)}
     return [name for name in places["setting"].to_list() if name in kept]
 
 
