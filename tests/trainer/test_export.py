@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedToken
 
 from trainer.config import changed
 from trainer.evaluation.scores import SAMPLED
-from trainer.export.folder import export, merged
+from trainer.export.folder import export
 from trainer.policy import Policy
-from trainer.policy.lora import add_adapters
+from trainer.policy.lora import add_adapters, merged
 from twinstats.errors import UsageError
 from twinstats.records import create_run
 

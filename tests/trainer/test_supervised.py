@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from trainer.config import WarmupConfig
+from trainer.config import LearnerConfig, LoraConfig, WarmupConfig
 from trainer.policy import Policy, build_model, load_policy
+from trainer.policy.lora import has_adapters
 from trainer.supervised import warmup
 from trainer.supervised.demonstration_file import chat_segments, read_demonstrations, tokens_of
 from trainer.supervised.sft import sft
@@ -116,12 +117,12 @@ def test_no_updates_leave_a_policy_as_it_is(policy):
 def test_updates_go_through_rows_in_order_and_over_again(policy, monkeypatch):
     seen = []
 
-    def loss(policy, rows):
+    def loss(policy, rows, *, precision):
         seen.append(rows.ids_RL[:, 0].tolist())
         return next(policy.model.parameters()).sum()
 
     monkeypatch.setattr("trainer.supervised.updates.supervised_loss", loss)
-    rows = Rows(torch.arange(3)[:, None], torch.ones(3, 1, dtype=bool))
+    rows = Rows(torch.arange(3)[:, None].repeat(1, 2), torch.ones(3, 2, dtype=bool))
     fit(policy, rows, WarmupConfig(steps=3, rows=2))
     assert seen == [[0, 1], [2, 0], [1, 2]]
 
@@ -270,6 +271,39 @@ def test_the_folder_holds_the_policy_that_was_trained(config, policy, tmp_path):
     for name, one in policy.model.named_parameters():
         assert torch.equal(kept[name], one) and not torch.equal(one, before[name])
     assert load_policy(folder).encode("Chad") == policy.encode("Chad")
+
+
+@pytest.mark.parametrize(
+    "how", [{"micro_rows": 1}, {"learner": LearnerConfig(gradient_checkpointing=True)}]
+)
+def test_rows_one_by_one_and_layers_computed_again_change_nothing(config, tokenizer, how):
+    texts = [Tokens(range(n), [True] * n) for n in (9, 5, 7)]
+    found = []
+    for options in ({"learner": LearnerConfig()}, {"learner": LearnerConfig()} | how):
+        policy = Policy(build_model(config.model, seed=0), tokenizer)
+        own = WarmupConfig(steps=2, rows=3, learning_rate=1e-3)
+        fit(policy, packed(texts, 9), own, **options)
+        found.append(dict(policy.model.named_parameters()))
+    for name, one in found[0].items():
+        torch.testing.assert_close(one, found[1][name], rtol=1e-3, atol=1e-5)
+
+
+def test_adapters_are_trained_alone_and_merged_in_the_end(config, policy, tmp_path):
+    before = {name: one.detach().clone() for name, one in policy.model.named_parameters()}
+    own = replace(config, lora=LoraConfig(rank=2, alpha=4))
+    texts = [Tokens(range(9), [True] * 9)]
+    kept = load_policy(learn(own, policy, tmp_path / "run", texts, epochs=3))
+    assert not has_adapters(kept.model)
+    changed = {
+        name
+        for name, one in kept.model.named_parameters()
+        if not torch.equal(one.detach(), before[name])
+    }
+    assert changed == {name for name in before if "_proj.weight" in name}
+    ids = torch.tensor([texts[0].ids])
+    torch.testing.assert_close(
+        kept.model(input_ids=ids).logits, policy.model(input_ids=ids).logits, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_weights_that_a_rate_has_ruined_are_no_policy(config, policy, tmp_path):

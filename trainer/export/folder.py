@@ -4,22 +4,20 @@ Leaves out the card's text (`model_card`).
 """
 
 import copy
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import polars as pl
-import torch
 from peft import get_peft_model_state_dict
 from safetensors.torch import save_file
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from trainer.chat_template import ChatTemplate
 from trainer.config import Config
 from trainer.export.model_card import Card, model_card
 from trainer.policy import Policy
 from trainer.policy.folder import write_folder
-from trainer.policy.lora import has_adapters, plain_weights
+from trainer.policy.lora import has_adapters, merged
 from trainer.policy.pretrained import PACKAGED
 from trainer.tasks import ENVIRONMENTS
 from trainer.tasks.choice import CHATS
@@ -97,17 +95,6 @@ def generation_settings(policy: Policy, config: Config) -> GenerationConfig:
         eos_token_id=sorted(policy.tokens_with(ends)),
         pad_token_id=policy.tokenizer.pad_token_id,
     )
-
-
-def merged(model: PreTrainedModel) -> PreTrainedModel:
-    """A model without adapters that computes what this one does with them."""
-    with torch.device("meta"):
-        plain = type(model)(copy.deepcopy(model.config))
-    weights: Mapping[str, torch.Tensor] = dict(plain_weights(model))
-    missing = plain.load_state_dict(weights, strict=False, assign=True).unexpected_keys
-    assert not missing, missing
-    plain.tie_weights()
-    return plain
 
 
 def _save_adapters(model: Any, base: str, folder: Path) -> None:

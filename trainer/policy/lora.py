@@ -1,11 +1,12 @@
 """Low-rank adapters (LoRA, by peft) inside a policy, and its weights under the base model's names.
 
 The model stays what it is, with adapters in its linear layers: nothing wraps it. Leaves out what
-trains them (`learning.optimizer`) and writing a merged model to disk (`export`).
+trains them (`learning.optimizer`) and writing models to disk (`export`).
 """
 
 import contextlib
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Mapping
 
 import torch
 from peft import LoraConfig as PeftLoraConfig
@@ -84,6 +85,17 @@ def plain_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
         if name in adapted:
             plain = plain + sum(map(adapted[name].get_delta_weight, adapted[name].active_adapters))
         yield name.replace(_BASE, ""), plain
+
+
+def merged(model: PreTrainedModel) -> PreTrainedModel:
+    """A model without adapters that computes what this one does with them."""
+    with torch.device("meta"):
+        plain = type(model)(copy.deepcopy(model.config))
+    weights: Mapping[str, torch.Tensor] = dict(plain_weights(model))
+    missing = plain.load_state_dict(weights, strict=False, assign=True).unexpected_keys
+    assert not missing, missing
+    plain.tie_weights()
+    return plain
 
 
 def _adapted(model: PreTrainedModel) -> dict[str, AdaptedLinear]:

@@ -1,7 +1,8 @@
 """Supervised fine-tuning on demonstrations of others: a warm start for a run.
 
-All weights are trained, in one process; the run holds the loss of every update, and the policy as
-a Hugging Face folder. Leaves out reading demonstrations (`demonstration_file`) and the loop
+All weights are trained, or with `lora.rank` adapters that are merged in the end, in one process, as
+`learner` and `loss.micro_rows` say; the run holds the loss of every update, and the policy as a
+Hugging Face folder. Leaves out reading demonstrations (`demonstration_file`) and the loop
 (`updates`). It cannot be resumed: until it is done there is no policy.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 from trainer.config import Config, WarmupConfig
 from trainer.policy import Policy
 from trainer.policy.folder import save_folder
+from trainer.policy.lora import add_adapters, has_adapters, merged
 from trainer.policy.ruined import refuse_ruined
 from trainer.supervised.updates import Progress, Tokens, fit, packed
 from twinstats.errors import UsageError
@@ -41,7 +43,7 @@ def sft(
     falls to 0 over the last `warmup.decay_share`.
 
     Args:
-        config: Of the run that is to start from it; its seed changes nothing here.
+        config: Of the run that is to start from it; its seed draws the adapters, nothing else.
         policy: Where training starts; it is changed.
         demonstrations: What is learned.
         out: A new run folder.
@@ -84,8 +86,18 @@ def sft(
         if progress is not None:
             progress(step, steps, loss)
 
-    fit(policy, rows, schedule, on_update)
+    add_adapters(policy.model, config.lora, seed=config.seed)
+    fit(
+        policy,
+        rows,
+        schedule,
+        on_update,
+        learner=config.learner,
+        micro_rows=config.loss.micro_rows,
+    )
     refuse_ruined(policy, "the last update", remedy="--learning-rate")
+    if has_adapters(policy.model):
+        policy = Policy(merged(policy.model), policy.tokenizer)
     save_folder(policy, run.path / MODEL)
     run.finish(started())
     return run.path / MODEL

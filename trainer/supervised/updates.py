@@ -3,16 +3,22 @@
 Warm-ups and `twice sft` both use it. Leaves out where tokens come from (`warmup`, `sft`).
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 
-from trainer.config import WarmupConfig
+from trainer.config import LearnerConfig, WarmupConfig
+from trainer.learning.learner import ready
+from trainer.learning.optimizer import trained_parameters
 from trainer.policy import Policy
 
 Progress = Callable[[int, int, float], None]
 """Gets (step, steps, loss in nats) after each update."""
+
+IN_BFLOAT16 = LearnerConfig(precision="bfloat16")
+"""How warm-ups are computed."""
 
 # R rows, L positions
 
@@ -93,36 +99,62 @@ def packed(texts: Iterable[Tokens], width: int) -> Rows:
     )
 
 
-def fit(policy: Policy, rows: Rows, config: WarmupConfig, progress: Progress | None = None) -> None:
-    """Trains all weights on rows, in their order and over again, `config.rows` an update.
+def fit(
+    policy: Policy,
+    rows: Rows,
+    config: WarmupConfig,
+    progress: Progress | None = None,
+    *,
+    learner: LearnerConfig = IN_BFLOAT16,
+    micro_rows: int | None = None,
+) -> None:
+    """Trains a policy on rows, in their order and over again, `config.rows` an update.
 
-    AdamW; the rate goes linearly up, stays, and goes linearly down to 0 (`rate`).
+    AdamW over all weights, or with LoRA those of the adapters; the rate goes linearly up, stays,
+    and goes linearly down to 0 (`rate`).
 
     Args:
         policy: It is changed.
         rows: What is learned.
         config: Steps, rows of an update, rate and its schedule.
         progress: Gets (step, steps, loss).
+        learner: The precision of matrix products, and whether layers are computed again.
+        micro_rows: Rows of an update whose gradient is computed at a time; null: all.
     """
-    optimizer = torch.optim.AdamW(
-        policy.model.parameters(), lr=config.learning_rate, weight_decay=0.01
-    )
+    weights = list(trained_parameters(policy.model).values())
+    optimizer = torch.optim.AdamW(weights, lr=config.learning_rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, config))
-    policy.model.train()
-    for step in range(config.steps):
-        index = torch.arange(step * config.rows, (step + 1) * config.rows) % len(rows.ids_RL)
-        loss = supervised_loss(policy, _some(rows, index))
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if progress is not None:
-            progress(step + 1, config.steps, float(loss.detach()))
-    policy.model.eval()
+    with ready(policy.model, checkpoints=learner.gradient_checkpointing):
+        for step in range(config.steps):
+            index = torch.arange(step * config.rows, (step + 1) * config.rows) % len(rows.ids_RL)
+            optimizer.zero_grad()
+            loss = _gradient(
+                policy, _some(rows, index), learner, micro_rows=micro_rows or config.rows
+            )
+            torch.nn.utils.clip_grad_norm_(weights, 1.0)
+            optimizer.step()
+            schedule.step()
+            if progress is not None:
+                progress(step + 1, config.steps, loss)
 
 
-def supervised_loss(policy: Policy, rows: Rows) -> torch.Tensor:
+def _gradient(policy: Policy, rows: Rows, learner: LearnerConfig, *, micro_rows: int) -> float:
+    """Adds the gradient of the mean loss over all learned tokens of some rows; returns the loss.
+
+    Without such a token there is no gradient, and the loss is NaN.
+    """
+    count = int(rows.learned_RL[:, 1:].sum())
+    total = 0.0 if count else math.nan
+    for begin in range(0, len(rows.ids_RL), micro_rows):
+        part = _some(rows, torch.arange(begin, min(begin + micro_rows, len(rows.ids_RL))))
+        if own := int(part.learned_RL[:, 1:].sum()):
+            loss = supervised_loss(policy, part, precision=learner.precision) * (own / count)
+            loss.backward()
+            total += float(loss.detach())
+    return total
+
+
+def supervised_loss(policy: Policy, rows: Rows, *, precision: str = "bfloat16") -> torch.Tensor:
     """Mean cross-entropy of the learned tokens given those before them, nats."""
     device = policy.model.device
     ids_RL = rows.ids_RL.to(device)
@@ -130,7 +162,7 @@ def supervised_loss(policy: Policy, rows: Rows) -> torch.Tensor:
     placed = {}  # without positions nothing is said of a cache either: warm-ups stay as they were
     if rows.positions_RL is not None:
         placed = {"position_ids": rows.positions_RL.to(device), "use_cache": False}
-    with torch.autocast(device.type, dtype=torch.bfloat16):
+    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
         hidden_RLH = policy.model.base_model(input_ids=ids_RL, **placed).last_hidden_state
         logits_NV = policy.model.get_output_embeddings()(hidden_RLH[:, :-1][wanted_RL])
     return torch.nn.functional.cross_entropy(logits_NV.float(), ids_RL[:, 1:][wanted_RL])
