@@ -23,11 +23,11 @@ METRIC = "mse_scaled"
 LABELLED = (
     "twice",
     "independent",
-    "independent_raw",
     "vine",
     "vine_coupled",
-    "twice_draws",
     "rloo",
+    "t2spo",
+    "rtmc",
 )
 """The methods that have a colour of their own (there are seven); the others are thin grey lines."""
 
@@ -60,9 +60,13 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
 
 
 def drawn_settings(table: pl.DataFrame) -> list[str]:
-    """The settings with a panel: one of each world, and as many others, evenly spread, as fit."""
+    """The settings with a panel: one of each world, and as many others, evenly spread, as fit.
+
+    That of a world is named after it, or its first.
+    """
     places = table.select("world", "setting").unique(maintain_order=True)
-    chosen = places.unique("world", keep="first", maintain_order=True)["setting"].to_list()
+    named = places.sort(pl.col("setting") != pl.col("world"), maintain_order=True)
+    chosen = named.unique("world", keep="first", maintain_order=True)["setting"].to_list()
     others = [name for name in places["setting"].to_list() if name not in chosen]
     room = min(len(others), max(0, MOST_SETTINGS - len(chosen)))
     spread = np.linspace(0, len(others) - 1, room).round().astype(int)
@@ -98,8 +102,6 @@ def draw(table: pl.DataFrame) -> Figure:
 def _draw_panel(panel: Axes, own: pl.DataFrame, looks: dict[str, dict]) -> None:
     panel.set_xscale("log")
     panel.set_yscale("log")
-    for axis in (panel.xaxis, panel.yaxis):
-        style.plain_log_axis(axis)
     panel.axhline(1.0, color=style.MUTED, lw=0.6, ls=":")
     curves = {str(name): rows for (name,), rows in own.group_by("method", maintain_order=True)}
     for method, rows in curves.items():
@@ -108,6 +110,9 @@ def _draw_panel(panel: Axes, own: pl.DataFrame, looks: dict[str, dict]) -> None:
     for method, look in looks.items():
         if method in curves:
             _draw_method(panel, method, curves[method], look)
+    low, high = panel.get_ylim()
+    style.plain_log_axis(panel.yaxis, is_short=high < 10 * low)
+    style.plain_log_axis(panel.xaxis)
 
 
 def _draw_method(panel: Axes, method: str, rows: pl.DataFrame, look: dict) -> None:

@@ -35,6 +35,21 @@ def test_paired_variance_is_one_minus_rho_eff_of_the_independent(data):
     assert account.rho_eff == pytest.approx(account.rho * ratio, rel=1e-11)
 
 
+@pytest.mark.parametrize("n", [10, 100])
+def test_the_largest_variance_of_a_coin_is_inside_its_interval(n):
+    """Draws of p (1 - p) all lie below the estimate at p = 1/2, unless they are unbiased too."""
+    account = variance_account([0, 1] * (n // 2), [0, 0, 1, 1] * (n // 4) + [0, 1] * (n % 4 // 2))
+    for name in ("variance_factual", "variance_twin", "variance_independent"):
+        low, high = account.intervals[name]
+        assert low < getattr(account, name) <= high * 1.01
+    assert account.intervals["variance_independent"][1] > 0.5
+
+
+def test_one_pair_has_no_variance_and_no_interval_of_one():
+    account = variance_account([1], [0])
+    assert account.variance_factual is None and account.intervals["variance_factual"] is None
+
+
 def test_unequal_variances_leave_a_floor_at_full_correlation():
     account = variance_account([2.0, 4.0, 6.0, 8.0], [1.0, 2.0, 3.0, 4.0])
     assert account.rho == pytest.approx(1) and account.rho_eff == pytest.approx(0.8)
