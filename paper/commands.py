@@ -23,8 +23,12 @@ def figures(
         typer.echo(f"{name}: {out / name}.pdf")
     for name in built.tables:
         typer.echo(f"{name}: {out / name}.md")
-    for reason in built.missing.values():
-        typer.echo(f"not drawn: {reason}", err=True)
+    if built.missing:
+        typer.echo(
+            f"not drawn, their logs are not there: {', '.join(built.missing)} "
+            f"({out / 'figures.json'} says what makes them)",
+            err=True,
+        )
 
 
 def report(

@@ -138,7 +138,7 @@ def _table(question: _Question) -> Table:
             columns[f"power of {num_pairs}"] = lambda test: show(
                 paired_power(effect, num_pairs, test=test, **question.twins)
             )
-        columns[f"effect {num_pairs} find"] = lambda test: _found(question, num_pairs, test)
+        columns[f"effect that {num_pairs} find"] = lambda test: _found(question, num_pairs, test)
     table = Table()
     table.add_column("test")
     for name in columns:
