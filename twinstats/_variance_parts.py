@@ -30,7 +30,11 @@ MOMENTS = (
     "variance_paired",
     "variance_independent",
 )
-"""Mean squared deviations and products; their expectation is (n - 1) / n of what they estimate."""
+"""Mean squared deviations and products: their expectation is (n - 1) / n of what they estimate.
+
+Estimates and ends of intervals make up for it. Else the draws of p (1 - p) all lie below 1/4, and
+the interval leaves out the estimate where p is near 1/2, and the truth at p = 1/2.
+"""
 
 SQUARED = (
     *MOMENTS,
@@ -102,7 +106,7 @@ def points(
     if num_rows > 1:
         assert moments.variance_factual is not None and moments.variance_twin is not None
         assert moments.covariance is not None and moments.variance_difference is not None
-        unbiased = _unbiased(pairs)
+        unbiased = num_rows / (num_rows - 1)
         found["variance_factual"] = moments.variance_factual * unbiased
         found["variance_twin"] = moments.variance_twin * unbiased
         found["covariance"] = moments.covariance * unbiased
@@ -202,19 +206,11 @@ def intervals(
     levels = (1 - confidence) / 2, (1 + confidence) / 2
     for name, values in draws.items():
         is_moment = name in MOMENTS
-        if np.isfinite(values).all() and not (is_moment and pairs.num_rows == 1):
-            low, high = np.quantile(values, levels) * (_unbiased(pairs) if is_moment else 1.0)
+        if np.isfinite(values).all() and not (is_moment and num_clusters == 1):
+            unbiased = num_clusters / (num_clusters - 1) if is_moment else 1.0
+            low, high = np.quantile(values, levels) * unbiased
             found[name] = float(low), float(high)
     return found
-
-
-def _unbiased(pairs: Pairs) -> float:
-    """What a mean squared deviation is multiplied by, as a point and at both ends of its interval.
-
-    Without it the draws of p (1 - p) all lie below 1/4: the interval would leave out the estimate
-    where p is near 1/2, and the truth at p = 1/2.
-    """
-    return pairs.num_rows / (pairs.num_rows - 1)
 
 
 def stderrs(pairs: Pairs, extras: dict[str, np.ndarray]) -> dict[str, float | None]:

@@ -194,8 +194,9 @@ def variance_account(
 
     Intervals: Dirichlet(1/2) posterior of the 2x2 cells for binary, unclustered pairs with K = 1,
     else Dirichlet(1) weights over clusters (Bayesian bootstrap), both of 20,000 keyed draws; gains,
-    luck and floor always by the latter, the effect by CR1 t. Ends of variances and covariance take
-    the same factor n / (n - 1) as the estimates. Standard errors: jackknife over clusters.
+    luck and floor always by the latter, the effect by CR1 t. Ends of variances and covariance are
+    times G / (G - 1), G the clusters, as the estimates are times n / (n - 1). Standard errors:
+    jackknife over clusters.
 
     Degenerate: an outcome that does not vary has no rho; one pair has no variance; a gain without
     any variance below is null. One cluster has no intervals.

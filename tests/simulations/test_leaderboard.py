@@ -61,11 +61,9 @@ def test_a_toy_method_of_one_line_appears_by_itself(monkeypatch):
         )
 
     monkeypatch.setattr(field, "VARIANTS", {})
-    for name in names():
-        if name not in ("twice", "vine"):
-            monkeypatch.delitem(METHODS, name)
-    monkeypatch.setitem(METHODS, "toy", Entry(function=toy))
-    monkeypatch.setitem(METHODS, "toy_swept", Entry(function=toy, knob="zeros"))
+    toys = {"toy": Entry(function=toy), "toy_swept": Entry(function=toy, knob="zeros")}
+    known = {name: METHODS[name] for name in ("twice", "vine")}
+    monkeypatch.setattr(field, "METHODS", known | toys)
     rows = small_board()
     knobs = {m: {r["knob"] for r in rows if r["method"] == m} for m in ("toy", "toy_swept")}
     assert knobs == {"toy": {4, 8}, "toy_swept": {1, 9}}
