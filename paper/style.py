@@ -225,9 +225,8 @@ def bars(panel: Axes, rows: pl.DataFrame, *, is_log: bool = False, **look: Any) 
     panel.errorbar(rows["place"].to_list(), rows["value"].to_list(), yerr=lengths, **shown)
 
 
-def plain_log_axis(axis: Axis, *, is_short: bool = False) -> None:
-    """Labels a log axis with plain numbers, few of them; more where it has less than a decade."""
-    steps = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0) if is_short else (1.0, 2.0, 5.0)
+def plain_log_axis(axis: Axis, *, steps: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
+    """Labels a log axis with plain numbers, `steps` in each decade."""
     axis.set_major_locator(LogLocator(subs=steps))
     axis.set_major_formatter(lambda value, _: short_number(value))
     axis.set_minor_formatter(NullFormatter())

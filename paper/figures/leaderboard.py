@@ -111,7 +111,8 @@ def _draw_panel(panel: Axes, own: pl.DataFrame, looks: dict[str, dict]) -> None:
         if method in curves:
             _draw_method(panel, method, curves[method], look)
     low, high = panel.get_ylim()
-    style.plain_log_axis(panel.yaxis, is_short=high < 10 * low)
+    is_short = high < 10 * low
+    style.plain_log_axis(panel.yaxis, steps=(1, 1.5, 2, 3, 5, 7) if is_short else (1, 2, 5))
     style.plain_log_axis(panel.xaxis)
 
 

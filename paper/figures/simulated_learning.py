@@ -145,7 +145,7 @@ def _draw_curves(panel: Axes, own: pl.DataFrame) -> None:
             band["budget"], band["low"], band["high"], color=look["color"], alpha=0.12, lw=0
         )
     panel.set_xscale("log")
-    style.plain_log_axis(panel.xaxis)
+    style.plain_log_axis(panel.xaxis, steps=(1, 3))
     least, most = min(own["return"].to_list()), own["best_return"][0]
     panel.set_ylim(least - 0.04 * (most - least), most + 0.04 * (most - least))
     panel.set_xlabel("sampled tokens")
