@@ -149,3 +149,19 @@ def digests(runs: Sequence[Path], tables: Sequence[str]) -> dict[str, str]:
 def digest(content: bytes) -> str:
     """SHA-256 in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
+
+
+def study(name: str, key: Sequence[str], runs: Sequence[Path], command: str) -> pl.DataFrame:
+    """A table of a study over worlds, one row a key, settings in the order of their horizons.
+
+    Raises:
+        MissingLogs: The study was not run.
+    """
+    found = read(runs, name)
+    if found is None:
+        raise missing(name, [name], runs, command)
+    return (
+        found.drop("run", "step", strict=False)
+        .unique(key, keep="first", maintain_order=True)
+        .sort("world", "horizon", "density", *key, maintain_order=True)
+    )

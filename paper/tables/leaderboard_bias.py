@@ -20,15 +20,7 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     Raises:
         MissingLogs: The study was not run.
     """
-    found = logs.read(runs, NEEDS[0])
-    if found is None:
-        raise logs.missing("leaderboard_bias", NEEDS, runs, COMMAND)
-    key = ["setting", "method", "place"]
-    return (
-        found.drop("run", "step", strict=False)
-        .unique(key, keep="first", maintain_order=True)
-        .sort("world", "horizon", "density", *key, maintain_order=True)
-    )
+    return logs.study(NEEDS[0], ["setting", "method", "place"], runs, COMMAND)
 
 
 def show(table: pl.DataFrame) -> pl.DataFrame:

@@ -25,15 +25,7 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     Raises:
         MissingLogs: The study was not run.
     """
-    found = logs.read(runs, NEEDS[0])
-    if found is None:
-        raise logs.missing("leaderboard_split", NEEDS, runs, COMMAND)
-    key = ["setting", "form", "quantity", "budget"]
-    return (
-        found.drop("run", "step", strict=False)
-        .unique(key, keep="first", maintain_order=True)
-        .sort("world", "horizon", "density", *key)
-    )
+    return logs.study(NEEDS[0], ["setting", "form", "quantity", "budget"], runs, COMMAND)
 
 
 def show(table: pl.DataFrame) -> pl.DataFrame:

@@ -331,6 +331,13 @@ def test_no_epoch_and_no_rate_are_refused_before_anything_is_written(config, pol
     assert not (tmp_path / "run").exists()
 
 
+def test_adapters_that_do_not_fit_are_refused_before_anything_is_written(config, policy, tmp_path):
+    own = replace(config, lora=LoraConfig(rank=10_000, alpha=4))
+    with pytest.raises(UsageError, match="`lora.rank` must be at most"):
+        learn(own, policy, tmp_path / "run", [Tokens(range(9), [True] * 9)])
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_loss_that_is_not_finite_ends_it(config, tokenizer, tmp_path):
     policy = Policy(build_model(config.model, seed=0), tokenizer)
     with torch.no_grad():

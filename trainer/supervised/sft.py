@@ -56,7 +56,7 @@ def sft(
         The folder of the policy: `model.pretrained` takes it up.
 
     Raises:
-        UsageError: No epoch, no rate, or the folder exists.
+        UsageError: No epoch, no rate, adapters that do not fit, or the folder exists.
         RuntimeError: The rate was too high: a loss, or what the weights compute, is not finite.
     """
     if epochs < 1 or not learning_rate > 0:
@@ -64,6 +64,7 @@ def sft(
             "`epochs` must be at least 1 and `learning_rate` above 0, "
             f"got {epochs} and {learning_rate}."
         )
+    add_adapters(policy.model, config.lora, seed=config.seed)
     rows = packed(demonstrations, config.model.max_length)
     schedule = _schedule(config.warmup, len(rows.ids_RL), epochs, learning_rate)
     own = replace(config, warmup=schedule)
@@ -86,7 +87,6 @@ def sft(
         if progress is not None:
             progress(step, steps, loss)
 
-    add_adapters(policy.model, config.lora, seed=config.seed)
     fit(
         policy,
         rows,
