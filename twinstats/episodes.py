@@ -3,6 +3,7 @@
 Leaves out where noise comes from (`keys`), and how credit is computed (`credit`).
 """
 
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -76,6 +77,7 @@ class Episode:
         row: Row within the step; a fork carries its parent's.
         turns: All turns, a fork's shared prefix included.
         outcome: Sum of all rewards; null if the episode failed to play (`info["reason"]` says why).
+            NaN, what many scorers give for an answer without a score, is taken as null.
         terminated: The task came to its end.
         truncated: A limit cut it short.
         success: Whether the task was solved; null where that is not defined.
@@ -97,6 +99,11 @@ class Episode:
     fork: "Fork | None" = None
     sampled: int = 0
     info: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.outcome, (float, np.floating)) and math.isnan(self.outcome):
+            object.__setattr__(self, "outcome", None)
+            object.__setattr__(self, "info", {"reason": "its outcome was NaN", **self.info})
 
     @property
     def num_turns(self) -> int:

@@ -204,6 +204,10 @@ def test_a07_an_unscored_member_poisons_nobody(errand, name):
     found, _ = played(errand, name, rows)
     assert not any(np.isnan(found[row.name]).any() for row in rows if row is not rows[1])
     assert np.isnan(found[rows[1].name][-1])
+    rows = errand.play(errand.tasks(2), 4, 1)
+    rows[1] = replace(rows[1], outcome=NAN, success=None)
+    by_nan, _ = played(errand, name, rows)
+    assert {n: v.tobytes() for n, v in by_nan.items()} == {n: v.tobytes() for n, v in found.items()}
 
 
 @pytest.mark.parametrize("name", ["rloo", "grpo", "dr_grpo"])
@@ -215,11 +219,12 @@ def test_a06_a_group_of_one_is_null_with_a_reason(name):
     assert "needs at least 2" in credits[0].info["reason"]
 
 
-def test_a07_unscored_members_are_masked_and_counted():
-    first, (credit,) = advantages([1.0, None, 0.0, None], "aaaa", "grpo")
+@pytest.mark.parametrize("none", [None, NAN])
+def test_a07_unscored_members_are_masked_and_counted(none):
+    first, (credit,) = advantages([1.0, none, 0.0, none], "aaaa", "grpo")
     np.testing.assert_allclose(first, [0.707107, NAN, -0.707107, NAN], atol=2e-6)
     assert credit.info["unscored"] == 2
-    second, (credit,) = advantages([1.0, None, None, None], "aaaa", "grpo")
+    second, (credit,) = advantages([1.0, none, none, none], "aaaa", "grpo")
     np.testing.assert_array_equal(second, [0.0, NAN, NAN, NAN])
     assert credit.info["unscored"] == 3
 

@@ -40,6 +40,17 @@ def test_names_and_paths_tell_where_an_episode_comes_from():
     assert leaf.name == "3/5/1.2.shared.resample/3.0.4.7,8"
 
 
+@pytest.mark.parametrize("nothing", [float("nan"), np.float64("nan")])
+def test_an_outcome_of_nan_is_null_with_a_reason(nothing):
+    info = {"anchors": 1}
+    made = Episode(Task("t"), 0, 0, [turn()], nothing, True, False, info=info)
+    assert made.outcome is None
+    assert made.info == {"reason": "its outcome was NaN", "anchors": 1}
+    assert info == {"anchors": 1}  # an episode made with `replace` shares it
+    told = Episode(Task("t"), 0, 0, [turn()], nothing, True, False, info={"reason": "no scorer"})
+    assert told.info == {"reason": "no scorer"}
+
+
 def test_actions_have_words():
     assert [action_word(a) for a in (RESAMPLE, KEEP, DIFFERENT)] == [
         "resample",

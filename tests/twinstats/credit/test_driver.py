@@ -270,7 +270,7 @@ def test_groups_that_all_have_size_one_are_refused(scripted, scripted_world):
     assert len(assign(scripted_world(lambda fork: 0.0), alone, make("twice"))) == 3
 
 
-@pytest.mark.parametrize("outcome", [np.nan, np.inf])
+@pytest.mark.parametrize("outcome", [-np.inf, np.inf])
 def test_an_outcome_that_is_no_finite_number_is_refused(groups, scripted_world, outcome):
     """Of a factual or a fork: it would make the whole group's credit NaN without a word."""
     with pytest.raises(ValueError, match="episode 0/0/0.0.shared.resample must be a finite"):
