@@ -23,7 +23,7 @@ def run(tmp_path, config):
     """A run whose log has the scores of step 4."""
     configuration = dataclasses.asdict(config)
     run = create_run(
-        tmp_path / "run", command="x", configuration=configuration, seed=0, started="t"
+        tmp_path / "run", command="twice train", configuration=configuration, seed=0, started="t"
     )
     told = {"decoding": SAMPLED, "metric": "f1", "kind": "hops", "group": "2"}
     run.write("scores", 4, [told | {"value": 0.431, "low": 0.4, "high": 0.5, "num_values": 77}])

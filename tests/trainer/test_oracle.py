@@ -10,11 +10,12 @@ from polars.testing import assert_frame_equal
 
 from trainer.commands import oracle as commands
 from trainer.config import changed
+from trainer.oracle.batches import num_finished
 from trainer.oracle.config import OracleConfig, batch_tasks, settings_of
 from trainer.oracle.methods import ENTRANTS, knobs
 from trainer.oracle.reference import FIRST_ALTERNATIVE, reference, references
 from trainer.oracle.rows import NUMBERS, coupling_forks, fork_row, point_numbers
-from trainer.oracle.study import num_finished, oracle, outcome_rows
+from trainer.oracle.study import oracle, outcome_rows
 from trainer.oracle.worlds import REWARD, Recorded, Rescored, outcome_of
 from trainer.policy import Policy, build_model
 from trainer.rollout import Rollout
@@ -490,12 +491,12 @@ def test_what_cannot_be_measured_is_refused(field, value, message):
 
 def test_unfinished_batches_are_found_by_their_points(tmp_path):
     run = create_run(tmp_path / "r", command="x", configuration={}, seed=0, started="now")
-    assert num_finished(run, 3) == 0
+    assert num_finished(run, 3, table="oracle_points") == 0
     for step in (0, 2):
         run.write("oracle_points", step, [{"a": 1}])
-    assert num_finished(run, 3) == 1
+    assert num_finished(run, 3, table="oracle_points") == 1
     run.write("oracle_points", 1, [{"a": 1}])
-    assert num_finished(run, 3) == 3
+    assert num_finished(run, 3, table="oracle_points") == 3
 
 
 def test_an_episode_without_reference_variance_leaves_outcomes_unidentified(tmp_path):

@@ -1,5 +1,7 @@
 """The Qwen recipes on a tiny random model with Qwen's special tokens: two steps of each."""
 
+import json
+
 import polars as pl
 import pytest
 
@@ -75,6 +77,24 @@ def test_a_recipe_trains_for_two_steps(small, tmp_path, name, settings):
     assert values(run, "train/failed_count") in ([], [0.0, 0.0])
     turns = read(run, "turns").collect()
     assert turns.height > 8 and turns["slot"].max() >= 1
+
+
+def test_chats_in_json_lines_and_parquet_are_trained_and_succeed_at_nothing(small, tmp_path):
+    rows = [
+        {"prompt": [{"role": "user", "content": f"Is {number} even?"}], "level": number}
+        for number in range(4)
+    ]
+    pl.DataFrame(rows).write_parquet(tmp_path / "test.parquet")
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = [f"task.data={tmp_path / 'chats.jsonl'}", f"task.test_data={tmp_path / 'test.parquet'}"]
+    own = ["task.name=chat", "reward=tests.trainer.test_qwen_recipes:evenness", "task.corpus="]
+    run = run_training(small("qwen2.5-3b", *data, *own, "credit.method=rloo"), tmp_path / "run")
+    assert all(norm > 0 for norm in values(run, "loss/gradient_norm"))
+    episodes = read(run, "episodes").collect()
+    assert episodes["outcome"].n_unique() == 2 and episodes["success"].null_count() == 16
+    assert values(run, "train/success_share") == [None, None]
+    scores = read(run, "scores").filter(pl.col("value").is_not_null()).collect()
+    assert set(scores["metric"]) == {"outcome"}
 
 
 def evenness(prompts, completions, **columns):

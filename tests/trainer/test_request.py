@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from tests.samplers import perturbed, request
-from trainer.processors.request import FIELD, UNKEYED, KeyedRequest, request_of, sample
+from trainer.processors.request import (
+    FIELD,
+    UNKEYED,
+    KeyedRequest,
+    lawful,
+    request_of,
+    sample,
+)
 from twinstats.noise import NoiseKey
 
 
@@ -19,6 +26,8 @@ def test_a_request_comes_back_from_its_text():
     )
     travelled = json.loads(json.dumps(sent.extra_args()))
     assert request_of(travelled) == sent
+    tolerant = request(3, is_tolerant=True)
+    assert request_of(json.loads(json.dumps(tolerant.extra_args()))) == tolerant != request(3)
     assert request_of({**request(3).extra_args(), "other": 1}) == request(3)
     assert request_of({FIELD: UNKEYED}) is None
 
@@ -54,7 +63,13 @@ def test_a_text_that_is_no_request_is_refused_with_the_text(text):
     + [("top_k", -1), ("top_k", 1.5), ("top_p", 0.0), ("top_p", 1.1), ("top_p", float("nan"))]
     + [("position", -1), ("position", 2**32), ("position", True)]
     + [("temperature", True), ("temperature", "1"), ("temperature", None), ("top_p", True)]
-    + [("temperature", 10**400), ("top_p", "1"), ("top_k", True), ("top_k", 2**32)],
+    + [
+        ("is_tolerant", 1),
+        ("temperature", 10**400),
+        ("top_p", "1"),
+        ("top_k", True),
+        ("top_k", 2**32),
+    ],
 )
 def test_a_number_outside_its_range_names_the_requests_key(name, value):
     with pytest.raises(ValueError, match=re.escape("NoiseKey(seed=1, step=2, row=9, turn=0")) as it:
@@ -103,3 +118,14 @@ def test_a_request_of_numpys_numbers_is_that_of_pythons():
     given = request(3, top_k=np.int64(5), position=np.uint8(2), temperature=np.float64(0.5))
     assert given == request(3, top_k=5, position=2, temperature=0.5)
     assert given.extra_args() == request(3, top_k=5, position=2, temperature=0.5).extra_args()
+
+
+def test_only_tolerant_rows_that_are_no_law_are_mended():
+    nan, inf = torch.nan, torch.inf
+    lawless = [[1.0, nan, 2.0], [1.0, inf, 2.0], [-inf, -inf, -inf]]
+    logits = torch.tensor([*lawless, [1.0, -inf, 2.0], [3e38, 3e38, -3e38]])
+    found = lawful(logits, torch.tensor([True] * 5))
+    assert found[:3].tolist() == [[0.0, -inf, -inf]] * 3
+    assert found[3:].equal(logits[3:])
+    assert not torch.log_softmax(logits[:3], -1).isfinite().any()  # what vLLM tells of them
+    assert lawful(logits[1:], torch.tensor([False] * 4)).equal(logits[1:])

@@ -225,7 +225,13 @@ def test_wrong_usage_is_refused_before_any_work(
     assert code == 2 and "already exists: name another folder." in error
     missing = ["retrofit", tmp_path / "none.jsonl", "--policy", trained, "--out", tmp_path / "out"]
     assert called(*missing) == 2 and "none.jsonl cannot be read" in capsys.readouterr().err
-    create_run(tmp_path / "empty", command="x", configuration=asdict(config), seed=5, started="now")
+    create_run(
+        tmp_path / "empty",
+        command="twice train",
+        configuration=asdict(config),
+        seed=5,
+        started="now",
+    )
     missing[1], missing[3] = tmp_path / "log.jsonl", tmp_path / "empty"
     assert called(*missing) == 2 and "has no checkpoint yet" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -211,8 +211,14 @@ def test_an_evaluations_folder_is_no_training_to_go_on_with(twice, tmp_path):
 def test_evaluate_refuses_what_is_no_training_run(twice, tmp_path, config):
     code, error = twice("evaluate", tmp_path)
     assert code == 2 and "is no run" in error
+    tuned = {"command": "twice sft", "configuration": asdict(config) | {"sft": {"epochs": 1}}}
+    create_run(tmp_path / "tuned", **tuned, seed=5, started="now")
+    code, error = twice("evaluate", tmp_path / "tuned")
+    assert code == 2 and "was made by 'twice sft': only training runs have checkpoints" in error
     for name, tree in (("other", {"quick": True}), ("empty", asdict(config))):
-        create_run(tmp_path / name, command="x", configuration=tree, seed=5, started="now")
+        create_run(
+            tmp_path / name, command="twice train", configuration=tree, seed=5, started="now"
+        )
     code, error = twice("evaluate", tmp_path / "other")
     assert code == 2 and "no recipe" in error
     code, error = twice("evaluate", tmp_path / "empty")
@@ -265,7 +271,8 @@ def test_weights_that_are_not_numbers_are_no_evaluation(
     monkeypatch, capsys, tmp_path, policy, config, parity
 ):
     monkeypatch.setattr(shared, "warmed", lambda given: policy)
-    create_run(tmp_path / "run", command="x", configuration=asdict(config), seed=5, started="now")
+    fields = {"configuration": asdict(config), "seed": 5, "started": "now"}
+    create_run(tmp_path / "run", command="twice train demo", **fields)
     ruined = {name: one.detach() * torch.nan for name, one in policy.model.named_parameters()}
     folder = tmp_path / "run" / "checkpoints"
     best = {"best": {"step": 3, "score": 0.5}}

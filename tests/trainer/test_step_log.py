@@ -65,6 +65,11 @@ def test_a_failed_episode_is_neither_a_success_nor_a_failure_of_the_policy():
     assert metrics["train/success_share"] == 1.0 == metrics["train/outcome_share"]
 
 
+def test_where_success_is_not_defined_it_is_null_and_no_failure():
+    metrics = measured([group(1.0, 0.0)], [])
+    assert np.isnan(metrics["train/success_share"]) and metrics["train/outcome_share"] == 0.5
+
+
 # (factual, twin, control, equal), two of each task
 PAIRS = [
     (1.0, 1.0, 0.0, False),

@@ -1,7 +1,7 @@
 """Supervised rows and their loop, for warm-ups and demonstrations of others."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from trainer.supervised.updates import Rows, Tokens, end_to_end, fit, packed, ra
 from trainer.tasks.demonstrations import demonstrations
 from twinstats.errors import UsageError
 from twinstats.noise import generator
-from twinstats.records import read
+from twinstats.records import read, read_run
 
 TEMPLATE = (
     "{% for m in messages %}<question>{{ m.role }}\n{{ m.content }}</question>\n{% endfor %}"
@@ -311,6 +311,13 @@ def test_weights_that_a_rate_has_ruined_are_no_policy(config, policy, tmp_path):
     with pytest.raises(RuntimeError, match="are ruined: .* A lower --learning-rate may help"):
         learn(config, policy, tmp_path / "run", [Tokens(range(9), [True] * 9)], **changes)
     assert not (tmp_path / "run" / "model").exists()
+
+
+def test_the_run_says_how_it_was_tuned_and_leaves_the_warm_up_as_it_was(config, policy, tmp_path):
+    learn(config, policy, tmp_path / "run", [Tokens(range(9), [True] * 9)], epochs=2)
+    told = read_run(tmp_path / "run")["configuration"]
+    assert told["warmup"] == asdict(config.warmup)
+    assert told["sft"] == {"epochs": 2, "learning_rate": 1e-2, "warmup_steps": 1}
 
 
 def test_a_killed_fine_tuning_leaves_no_policy(config, policy, tmp_path, monkeypatch):

@@ -111,6 +111,30 @@ def test_one_bad_logit_is_enough(kind):
             both([request(5, **law)])[kind](broken.clone())
 
 
+@pytest.mark.parametrize("kind", ["V1", "V2"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("law", [{}, {"temperature": 0.0}, {"top_k": 5}])
+def test_a_tolerant_row_without_a_law_has_token_0_and_the_others_theirs(value, kind, law):
+    asked = [request(3), request(77, is_tolerant=True, **law), None, request(4, is_tolerant=True)]
+    broken = logits_of(4)
+    broken[1] = value
+    after = both(asked)[kind](broken.clone())
+    assert torch.isfinite(after[1]).nonzero().tolist() == [[0]] and after[1, 0] == 0
+    tokens = taken(broken[[0, 2, 3]], after[[0, 2, 3]])
+    assert tokens == [expected(broken[row], asked[row], 0) for row in (0, 2, 3)]
+    broken[0, 600] = torch.nan
+    with pytest.raises(LogitsError, match="row=3"):
+        both(asked)[kind](broken.clone())
+
+
+@pytest.mark.parametrize("kind", ["V1", "V2"])
+def test_logits_that_are_a_law_but_not_at_their_temperature_are_never_tolerated(kind):
+    huge = logits_of(1)
+    huge[0, 600] = 3e38
+    with pytest.raises(LogitsError, match="stay finite.*row=5"):
+        both([request(5, temperature=1e-300, is_tolerant=True)])[kind](huge)
+
+
 # V2
 
 

@@ -46,7 +46,11 @@ def warmed(config: Config) -> "Policy":
 
 def trained_config(run: Path, settings: list[str]) -> Config:
     """The configuration of a training run, changed; never its model."""
-    trained = from_dict(read_run(run)["configuration"], where=str(run))
+    described = read_run(run)
+    command = str(described.get("command"))
+    if not command.startswith("twice train"):
+        raise UsageError(f"{run} was made by {command!r}: only training runs have checkpoints.")
+    trained = from_dict(described["configuration"], where=str(run))
     config = changed(trained, settings)
     if (config.model, config.lora) != (trained.model, trained.lora):
         raise UsageError(

@@ -216,11 +216,17 @@ class CreditConfig:
 class LossConfig:
     """The clipped policy gradient, and what joins it.
 
+    `ratio` is that of each token, or of its turn: exp of its tokens' mean log-ratio. Tokens are
+    averaged (`token`), or within each turn, turns being summed and divided by the number of
+    episodes (`turn`: as much for a short turn as for a long one) or of turns (`turn_mean`), or
+    summed and divided by the number of episodes (`constant`).
+
     Each batch is gone through `epochs` times in `minibatches` updates, `micro_rows` rows of an
     update at a time. `kl` estimates the KL to the policy training started from; it counts
     `kl_coefficient` in the loss, or lowers a token's credit. `importance_cap` cuts the weights
     learner / engine (none: no weights). `max_kl` stops training once that KL, in nats
-    a token, passes it.
+    a token, passes it. `drop_truncated` and `drop_equal_groups` take episodes that a limit cut, and
+    groups whose outcomes are all equal, out of the update, once their credit was computed.
     """
 
     ratio: Literal["token", "turn"] = "token"

@@ -165,7 +165,8 @@ class Player:
             self.request = self._request((*before, *following))
 
     def _request(self, prompt: tuple[int, ...]) -> TurnRequest:
-        keyed = KeyedRequest(key=_key(self._session.key()), temperature=self._temperature)
+        key, temperature = _key(self._session.key()), self._temperature
+        keyed = KeyedRequest(key=key, temperature=temperature, is_tolerant=True)
         return TurnRequest(prompt=prompt, keyed=keyed, ending=self._ending)
 
 

@@ -48,6 +48,7 @@ class SlotCache(Cache):
     def __init__(self, num_layers: int, num_slots: int) -> None:
         super().__init__(layers=[])
         self.lengths = [0] * num_slots
+        self._written = [0] * num_slots  # positions that are not zeros any more, padding included
         self._num_layers = num_layers
         self._states: torch.Tensor | None = None  # (N, 2, S, H, L, D)
         self._slots_R: torch.Tensor = torch.zeros(0, dtype=torch.long)
@@ -76,6 +77,8 @@ class SlotCache(Cache):
         ]
         begins = torch.tensor([strip.begin for strip in strips], device=device)
         slots = [strip.slot for strip in strips]
+        for strip in strips:
+            self._written[strip.slot] = max(self._written[strip.slot], strip.begin + width)
         self._is_every_slot = slots == list(range(len(self.lengths)))
         self._slots_R = torch.tensor(slots, device=device)
         self._positions_RQ = begins[:, None] + torch.arange(width, device=device)
@@ -89,13 +92,14 @@ class SlotCache(Cache):
 
         What was there is overwritten, for a NaN weighs in even where it is not visible.
         """
-        self.lengths[slot] = begin
-        if self._states is not None:
-            self._states[:, :, slot, :, begin:] = 0
+        if self._states is not None and self._written[slot] > begin:
+            self._states[:, :, slot, :, begin : self._written[slot]] = 0
+        self.lengths[slot] = self._written[slot] = begin
 
     def keep(self, slots: Sequence[int]) -> None:
         """Keeps the named slots only, in this order."""
         self.lengths = [self.lengths[slot] for slot in slots]
+        self._written = [self._written[slot] for slot in slots]
         if self._states is not None:
             self._states = self._states[:, :, list(slots)]
 
@@ -107,6 +111,7 @@ class SlotCache(Cache):
     def write(self, slot: int, begin: int, states: torch.Tensor) -> None:
         """Puts states that `read` returned at a position of a slot."""
         end = begin + states.shape[3]
+        self._written[slot] = max(self._written[slot], end)
         self._room(end, states[0, 0])[:, :, slot, :, begin:end] = states
 
     def update(

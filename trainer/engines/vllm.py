@@ -5,6 +5,7 @@ prefix cache serves forks. What has run where is told in docs/vllm.md.
 """
 
 import itertools
+import math
 import os
 import sys
 import tempfile
@@ -208,6 +209,9 @@ class VllmEngine:
         finished = []
         for name, (answer, reason) in (self._step() if running else {}).items():
             player = running.pop(name)
+            if not all(map(math.isfinite, answer.logprobs)):
+                player.fail(f"vLLM's logits were NaN or infinite {_place(answer, player)}")
+                continue
             if not player.request.fits(answer.tokens):
                 sampled = len(answer.tokens)
                 player.fail(f"vLLM cut the turn after {sampled} tokens: {reason}")
@@ -257,6 +261,12 @@ def _answer(output: Any) -> tuple[Answer, str]:
         cached=output.num_cached_tokens or 0,
     )
     return answer, str(sampled.finish_reason)
+
+
+def _place(answer: Answer, player: Player) -> str:
+    """Where the first log-probability stands that is not finite."""
+    (first, *_) = (n for n, told in enumerate(answer.logprobs) if not math.isfinite(told))
+    return f"at token {len(player.request.sampled) + first} of {player.request.keyed.key}"
 
 
 def _done(thinking: dict[Future, Player], *, patient: bool) -> list[Future]:

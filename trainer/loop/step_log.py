@@ -58,7 +58,8 @@ def play_metrics(groups: Sequence[Group], credits: Sequence[Credit]) -> dict[str
     forks = forks_of(credits)
     episodes = [episode for group in groups for episode in group.episodes]
     outcomes = [episode.outcome for episode in episodes if episode.outcome is not None]
-    successes = [bool(episode.success) for episode in episodes if episode.outcome is not None]
+    known = [one.success for one in episodes if one.outcome is not None]
+    successes = [success for success in known if success is not None]
     said = [group_info(group) for group in groups]  # a method of one's own need not say it
     uninformative = sum(bool(one["zero_variance"] or one["singleton_groups"]) for one in said)
     metrics = {

@@ -29,9 +29,9 @@ import torch
 from trainer.config import Config
 from trainer.noise.margins import Margins
 from trainer.noise.sources import Sampler, sample
+from trainer.oracle.batches import OnBatch, open_run, unfinished
 from trainer.oracle.config import FloorConfig, Setting, batch_tasks, settings_of
 from trainer.oracle.rows import Row, coupling_forks, fork_row
-from trainer.oracle.study import OnBatch, num_finished, open_run
 from trainer.oracle.worlds import REWARD, outcome_of
 from trainer.policy import Policy
 from trainer.rollout import Rollout
@@ -43,7 +43,7 @@ from twinstats.records import Run, metric_rows, read
 from twinstats.rows import is_same_play
 
 TABLE = "oracle_floor"
-"""The table of the study, written last: with it a batch is finished."""
+"""The table of the study, the last that a batch writes: with it the batch is finished."""
 
 RUNNER_UP = 0.2
 """How often the noisy search returns its second-best document."""
@@ -141,7 +141,6 @@ def floor(
     """
     setting = settings_of(config)[-1]
     tasks, variants = batch_tasks(setting, study), variants_of(setting)
-    total = len(variants) * study.num_batches
     whole = asdict(config) | {"floor": asdict(study), "policy": dict(source)}
     margins = Margins(NEAR_TIE) if config.engine.name == "hf" else None  # vLLM draws by itself
     sampler = sample if margins is None else margins
@@ -151,13 +150,10 @@ def floor(
     if not resume:
         rollout(0)  # what cannot be played leaves no folder
     run = open_run(out, whole, started=started, resume=resume)
-    done = num_finished(run, total, TABLE)
-    run.rewind(done - 1)
-    for step in range(done, total):
-        number, batch = divmod(step, study.num_batches)
-        if on_batch is not None:
-            on_batch(step, total, variants[number].name)
-        known = {"setting": setting.name, "variant": variants[number].name}
+    names = [variant.name for variant in variants]
+    batches = unfinished(run, names, study.num_batches, table=TABLE, on_batch=on_batch)
+    for step, number, batch in batches:
+        known = {"setting": setting.name, "variant": names[number]}
         begun = time.perf_counter()
         rows = played_rows(rollout(number), setting.world, tasks[batch], batch, twins=study.twins)
         counts = rollout(number).take_counts() | ({} if margins is None else margins.take())

@@ -2,8 +2,7 @@
 
 The truth of a language model's episode is not known, so it is measured: the value of each state
 from many fresh rollouts that no method uses (`reference`). Everything is played once, and
-read for each outcome of the task. Batches are steps of the log: a killed study goes on with the
-first batch that is not finished. `rows` explains the tables; besides them `oracle_outcomes`
+read for each outcome of the task. `rows` explains the tables; besides them `oracle_outcomes`
 (one row a setting and outcome, in the end) says whether an outcome varied at all, and `metrics`
 what a batch took. Leaves out training, and figures.
 """
@@ -17,7 +16,8 @@ from typing import Any
 
 import polars as pl
 
-from trainer.config import MACHINE, Config, from_dict
+from trainer.config import Config
+from trainer.oracle.batches import OnBatch, open_run, unfinished
 from trainer.oracle.config import OracleConfig, Setting, batch_tasks, settings_of
 from trainer.oracle.methods import ENTRANTS, Entrant, knobs
 from trainer.oracle.reference import Reference, references
@@ -37,9 +37,10 @@ from trainer.tasks import ENVIRONMENTS
 from twinstats.credit import assign
 from twinstats.episodes import Episode, Group, Task, group_by_task
 from twinstats.errors import UsageError
-from twinstats.records import Run, create_run, metric_rows, parts, read, reopen_run
+from twinstats.records import Run, metric_rows, read
 
-OnBatch = Callable[[int, int, str], None]
+TABLE = "oracle_points"
+"""The last that a batch writes: with it the batch is finished."""
 
 
 def oracle(
@@ -71,56 +72,20 @@ def oracle(
     """
     settings = settings_of(config)
     tasks = [batch_tasks(setting, study) for setting in settings]  # before anything is written
-    total = len(settings) * study.num_batches
     whole = asdict(config) | {"oracle": asdict(study), "policy": dict(source)}
     rollouts = functools.cache(lambda number: make_rollout(policy, settings[number].config))
     if not resume:
         rollouts(0)  # what cannot be played leaves no folder
     run = open_run(out, whole, started=started, resume=resume)
-    done = num_finished(run, total)
-    run.rewind(done - 1)
-    for step in range(done, total):
-        number, batch = divmod(step, study.num_batches)
-        if on_batch is not None:
-            on_batch(step, total, settings[number].name)
+    names = [setting.name for setting in settings]
+    batches = unfinished(run, names, study.num_batches, table=TABLE, on_batch=on_batch)
+    for step, number, batch in batches:
         stage = _Stage(rollouts(number), settings[number], study, run, step)
         stage.play(tasks[number][batch], batch)
     rows = outcome_rows(run)
-    run.write("oracle_outcomes", total, rows)
+    run.write("oracle_outcomes", len(settings) * study.num_batches, rows)
     run.finish(started())
     return rows
-
-
-def open_run(
-    out: Path, configuration: Mapping[str, Any], *, started: Callable[[], str], resume: bool
-) -> Run:
-    """The run folder of a study: a new one, or with `resume` one to go on with.
-
-    Fields of `MACHINE` may have changed.
-
-    Raises:
-        UsageError: The folder exists, or was made with another configuration.
-    """
-    if resume:
-        understood = functools.partial(_understood, where=str(out))
-        return reopen_run(out, configuration, understood=understood, free=MACHINE)
-    seed = configuration["seed"]
-    return create_run(
-        out, command="twice oracle", configuration=configuration, seed=seed, started=started()
-    )
-
-
-def _understood(stored: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """What a study's configuration means to this version: fields that it lacks have defaults."""
-    own = {name: stored[name] for name in ("oracle", "floor", "policy") if name in stored}
-    trained = {name: value for name, value in stored.items() if name not in own}
-    return asdict(from_dict(trained, where=where)) | own
-
-
-def num_finished(run: Run, total: int, table: str = "oracle_points") -> int:
-    """How many batches from the first on are finished: `table` is written last."""
-    written = set(parts(run.path, table))
-    return next((s for s in range(total) if run.part(table, s) not in written), total)
 
 
 class _Stage:
@@ -155,7 +120,7 @@ class _Stage:
         counts = self._rollout.take_counts()
         seconds = {"time/batch_seconds": time.perf_counter() - begun}
         self._run.write("metrics", self._step, metric_rows(self._step, counts | seconds))
-        self._write("oracle_points", points)
+        self._write(TABLE, points)
 
     def _points(
         self, view: Rescored, groups: Sequence[Group], known: dict[Episode, Reference]

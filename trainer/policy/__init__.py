@@ -173,7 +173,7 @@ def token_logprobs(
     Returns:
         Two tensors (R, L), zero where not wanted, the first with its gradient.
     """
-    hidden_NE = _wanted_hidden(model, ids_RL, mask_RL, wanted_RL)
+    hidden_NE = _before(last_hidden(model, ids_RL, mask_RL), wanted_RL)
     chosen_N = ids_RL[wanted_RL]
     size = chunk_tokens or max(1, len(chosen_N))
 
@@ -220,7 +220,12 @@ def _chosen(
 
 
 def token_logits(
-    model: PreTrainedModel, ids_RL: torch.Tensor, mask_RL: torch.Tensor, wanted_RL: torch.Tensor
+    model: PreTrainedModel,
+    ids_RL: torch.Tensor,
+    mask_RL: torch.Tensor | None,
+    wanted_RL: torch.Tensor,
+    *,
+    positions_RL: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Logits (wanted tokens, V) that every wanted token was drawn from, row by row, float32.
 
@@ -229,18 +234,35 @@ def token_logits(
     Args:
         model: The policy; the tensors are on its device.
         ids_RL: Right-padded token ids.
-        mask_RL: True at real tokens.
-        wanted_RL: True at the tokens asked for; never at a row's first.
+        mask_RL: True at real tokens; null: at all.
+        wanted_RL: True at the tokens asked for; never at a row's first, where it is not read.
+        positions_RL: As in `last_hidden`.
     """
-    hidden_NE = _wanted_hidden(model, ids_RL, mask_RL, wanted_RL)
-    return model.get_output_embeddings()(hidden_NE).float()
+    hidden_RLE = last_hidden(model, ids_RL, mask_RL, positions_RL=positions_RL)
+    return model.get_output_embeddings()(_before(hidden_RLE, wanted_RL)).float()
 
 
-def _wanted_hidden(
-    model: PreTrainedModel, ids_RL: torch.Tensor, mask_RL: torch.Tensor, wanted_RL: torch.Tensor
+def last_hidden(
+    model: PreTrainedModel,
+    ids_RL: torch.Tensor,
+    mask_RL: torch.Tensor | None,
+    *,
+    positions_RL: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The last hidden state (wanted tokens, E) before every wanted token; no cache is filled."""
-    hidden_RLE = model.base_model(
-        input_ids=ids_RL, attention_mask=mask_RL.long(), use_cache=False
-    ).last_hidden_state
+    """The last hidden state (R, L, E) of every token; no cache is filled.
+
+    Args:
+        model: The policy; the tensors are on its device.
+        ids_RL: Right-padded token ids.
+        mask_RL: True at real tokens; null: at all.
+        positions_RL: Of each token in its text, where a row holds several; null: a row is one.
+    """
+    given = {} if mask_RL is None else {"attention_mask": mask_RL.long()}
+    if positions_RL is not None:
+        given["position_ids"] = positions_RL
+    return model.base_model(input_ids=ids_RL, use_cache=False, **given).last_hidden_state
+
+
+def _before(hidden_RLE: torch.Tensor, wanted_RL: torch.Tensor) -> torch.Tensor:
+    """The hidden state (wanted tokens, E) that every wanted token follows from."""
     return hidden_RLE[:, :-1][wanted_RL[:, 1:]]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from trainer.policy import Policy, padded
+from trainer.policy import Policy, last_hidden, padded
 from trainer.policy import entropies as entropies_of
 from trainer.policy.tokens import action_spans, episode_ids
 from twinstats.episodes import Episode
@@ -52,9 +52,7 @@ def hidden_states(policy: Policy, passages: Sequence[Passage]) -> list[torch.Ten
     found: dict[int, torch.Tensor] = {}
     for rows in _batches([len(passage.ids) for passage in passages]):
         ids_RL, mask_RL = padded([passages[row].ids for row in rows])
-        states_RLH = policy.model.base_model(
-            input_ids=ids_RL.to(device), attention_mask=mask_RL.long().to(device), use_cache=False
-        ).last_hidden_state
+        states_RLH = last_hidden(policy.model, ids_RL.to(device), mask_RL.to(device))
         for states_LH, row in zip(states_RLH, rows, strict=True):
             found[row] = states_LH[torch.tensor(passages[row].wanted, device=device) - 1]
     return [found[row] for row in range(len(passages))]

@@ -33,6 +33,8 @@ class KeyedRequest:
         top_k: Tokens kept, 0 for all; before `top_p`.
         top_p: Probability kept, at the temperature, of what `top_k` left.
         position: Index within its turn of the first token that the request samples.
+        is_tolerant: vLLM only: where logits are no law (`lawful`), token 0 is left, whose
+            log-probability is not finite then. Else the engine stops, with the key's name.
 
     NumPy's numbers become Python's.
 
@@ -45,6 +47,7 @@ class KeyedRequest:
     top_k: int = 0
     top_p: float = 1.0
     position: int = 0
+    is_tolerant: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.key, NoiseKey):
@@ -55,6 +58,7 @@ class KeyedRequest:
             "top_k": ("in [0, 2**32) and whole", _is_word(self.top_k)),
             "top_p": ("in (0, 1]", 0 < top_p <= 1),
             "position": ("in [0, 2**32) and whole", _is_word(self.position)),
+            "is_tolerant": ("true or false", isinstance(self.is_tolerant, bool)),
         }
         for name, (rule, holds) in rules.items():
             if not holds:
@@ -128,6 +132,18 @@ def sample(
             temperature=torch.tensor(temperature, device=device),
         )
     return noise.sample(logits_RV, keys, positions, temperature)
+
+
+def lawful(logits_RV: torch.Tensor, is_tolerant_R: torch.Tensor) -> torch.Tensor:
+    """The logits, with token 0 alone possible in tolerant rows that are no law.
+
+    No law: NaN or +inf logits, or not one finite; log-probabilities of such a row are not finite.
+    """
+    is_lawless_R = ~torch.logsumexp(logits_RV.float(), -1).isfinite()
+    rows = (is_lawless_R & is_tolerant_R).nonzero()[:, 0]
+    mended_RV = logits_RV.clone()
+    keep_only(mended_RV, rows, torch.zeros_like(rows))
+    return mended_RV
 
 
 def keep_only(logits_RV: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> None:

@@ -11,13 +11,21 @@ Never announce these classes as entry points of "vllm.logits_processors": vLLM r
 where a class of one interface meets the runner of the other. `processor` names the right one.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from trainer import noise
-from trainer.processors.request import FIELD, KeyedRequest, keep_only, request_of, sample
+from trainer.processors.request import (
+    FIELD,
+    KeyedRequest,
+    keep_only,
+    lawful,
+    request_of,
+    sample,
+)
 from twinstats.noise import KeyColumns, LogitsError
 
 try:
@@ -169,7 +177,8 @@ if V1 is not None:
             """Draws the token of each keyed row, and leaves it as the only one possible.
 
             Raises:
-                LogitsError: NaN or +inf logits, a row without a finite one; names the key.
+                LogitsError: NaN or +inf logits, or none finite, in a row whose request is not
+                    tolerant; names the key.
             """
             if not self._rows:
                 return logits
@@ -177,7 +186,14 @@ if V1 is not None:
             requests, sampled = zip(*(self._rows[row] for row in index), strict=True)
             rows = torch.tensor(index, device=logits.device)
             keyed_RV = logits if len(index) == len(logits) else logits[rows]
-            keep_only(logits, rows, sample(keyed_RV, requests, [len(ids) for ids in sampled]))
+            counts = [len(ids) for ids in sampled]
+            try:
+                ids = sample(keyed_RV, requests, counts)
+            except LogitsError:
+                tolerant = [request.is_tolerant for request in requests]
+                mended_RV = lawful(keyed_RV, torch.tensor(tolerant, device=logits.device))
+                ids = sample(mended_RV, requests, counts)
+            keep_only(logits, rows, ids)
             return logits
 
 
@@ -210,8 +226,9 @@ if V2 is not None:
             slots, device = req_states.max_num_reqs, req_states.device
             self._requests: list[KeyedRequest | None] = [None] * slots
             self._staged: dict[int, KeyedRequest | None] = {}
-            # words of the key, first position, top-k, whether keyed; then temperature, top-p
-            self._whole_S = torch.zeros(slots, 7, dtype=torch.long, device=device)
+            # words of the key, first position, top-k, whether keyed, whether tolerant;
+            # then temperature, top-p
+            self._whole_S = torch.zeros(slots, 8, dtype=torch.long, device=device)
             self._real_S = torch.zeros(slots, 2, dtype=torch.double, device=device)
 
         def add_request(self, req_idx: int, sampling_params: "SamplingParams") -> bool:
@@ -235,41 +252,59 @@ if V2 is not None:
             """Draws the token of each keyed row, and leaves it as the only one possible.
 
             Raises:
-                LogitsError: NaN or +inf logits, a row without a finite one; names the key.
+                LogitsError: NaN or +inf logits, or none finite, in a row whose request is not
+                    tolerant; names the key.
             """
             requests = [self._requests[slot] for slot in ctx.idx_mapping_np]
             if not any(requests):
                 return logits
             slots = ctx.expanded_idx_mapping.long()
             whole_R, real_R = self._whole_S[slots], self._real_S[slots]
-            keyed_R1 = whole_R[:, 6:].bool()
+            keyed_R1 = whole_R[:, 6:7].bool()
             # Rows of others are drawn from a law that always is one; the draw is not used.
             law_RV = logits if all(requests) else logits.masked_fill(~keyed_R1, 0.0)
-            temperature = real_R[:, 0].contiguous()
-            if any(r is not None and r.is_truncated for r in requests):
-                law_RV = noise.truncate(
-                    law_RV, top_k=whole_R[:, 5], top_p=real_R[:, 1], temperature=temperature
-                )
             first = self._states.prompt_len.gpu[slots] - 1
             # Rows within the prompt (chunked prefill) sample nothing that is kept.
             positions = whole_R[:, 4] + (ctx.pos - first).clamp(min=0)
+            is_truncated = any(r is not None and r.is_truncated for r in requests)
+            draw = partial(_draw, whole_R, real_R, positions, is_truncated=is_truncated)
             try:
-                ids = noise.sample_words(law_RV, whole_R[:, :4], positions, temperature)
-            except LogitsError as error:
-                request = self._requests[int(slots[error.row])]
-                named = "" if request is None else f" Its key is {request.key}."
-                raise LogitsError(f"{error}{named}", error.row) from None
+                ids = draw(law_RV)
+            except LogitsError:
+                try:
+                    ids = draw(lawful(law_RV, whole_R[:, 7].bool()))
+                except LogitsError as error:
+                    request = self._requests[int(slots[error.row])]
+                    named = "" if request is None else f" Its key is {request.key}."
+                    raise LogitsError(f"{error}{named}", error.row) from None
             left_R1 = logits.gather(1, ids[:, None]).masked_fill(keyed_R1, 0.0)
             return logits.masked_fill_(keyed_R1, -torch.inf).scatter_(1, ids[:, None], left_R1)
 
 
+def _draw(
+    whole_R: torch.Tensor,
+    real_R: torch.Tensor,
+    positions: torch.Tensor,
+    law_RV: torch.Tensor,
+    *,
+    is_truncated: bool,
+) -> torch.Tensor:
+    """The token of each row, by the columns of its slot."""
+    temperature = real_R[:, 0].contiguous()
+    if is_truncated:
+        law_RV = noise.truncate(
+            law_RV, top_k=whole_R[:, 5], top_p=real_R[:, 1], temperature=temperature
+        )
+    return noise.sample_words(law_RV, whole_R[:, :4], positions, temperature)
+
+
 def _columns(requests: list[KeyedRequest | None]) -> tuple[np.ndarray, np.ndarray]:
-    """The slots' state: whole numbers (7 a slot) and real ones (2 a slot); none where unkeyed."""
-    whole, real = np.zeros((len(requests), 7), np.int64), np.zeros((len(requests), 2))
+    """The slots' state: whole numbers (8 a slot) and real ones (2 a slot); none where unkeyed."""
+    whole, real = np.zeros((len(requests), 8), np.int64), np.zeros((len(requests), 2))
     real[:, 1] = 1.0
     for number, request in enumerate(requests):
         if request is not None:
             whole[number, :4] = noise.key_words(KeyColumns.of([request.key]))[0]
-            whole[number, 4:] = request.position, request.top_k, 1
+            whole[number, 4:] = request.position, request.top_k, 1, request.is_tolerant
             real[number] = request.temperature, request.top_p
     return whole, real

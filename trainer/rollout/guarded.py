@@ -132,6 +132,8 @@ def _message(raised: BaseException) -> str:
 def checked_step(answer: Any) -> Step:
     """What an environment's `step` returned, with a float reward and flags that are bools.
 
+    `won` may be null.
+
     Raises:
         ToolError: It is no `Step`; the first thing that is wrong is named.
     """
@@ -142,7 +144,8 @@ def checked_step(answer: Any) -> Step:
     is_done = _checked_flag("done", done)
     if not isinstance(info, Mapping) or not {"won", "truncated"} <= info.keys():
         raise ToolError("`step` must return an info that has `won` and `truncated`")
-    flags = {name: _checked_flag(name, info[name]) for name in ("won", "truncated")}
+    won = None if info["won"] is None else _checked_flag("won", info["won"])
+    flags = {"won": won, "truncated": _checked_flag("truncated", info["truncated"])}
     text = _checked_text("`step`", observation)
     return Step(text, _checked_reward(reward), is_done, dict(info) | flags)
 

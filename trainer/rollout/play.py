@@ -284,7 +284,7 @@ class Play:
             outcome=outcome,
             terminated=not cut,
             truncated=cut,
-            success=bool(info["won"]),
+            success=info["won"],
             final_state=self._transcript.text_shown,
             sampled=self._sampled,
         )

@@ -67,9 +67,14 @@ def sft(
     add_adapters(policy.model, config.lora, seed=config.seed)
     rows = packed(demonstrations, config.model.max_length)
     schedule = _schedule(config.warmup, len(rows.ids_RL), epochs, learning_rate)
-    own = replace(config, warmup=schedule)
+    own = {"epochs": epochs, "learning_rate": learning_rate, "warmup_steps": schedule.warmup_steps}
     run = create_run(
-        out, command="twice sft", configuration=asdict(own), seed=config.seed, started=started()
+        out,
+        command="twice sft",
+        configuration=asdict(config)
+        | {"sft": own},  # `warmup` is that of the policy it starts from
+        seed=config.seed,
+        started=started(),
     )
     sizes: dict[str, Any] = {
         "sft/demonstrations_count": len(demonstrations),

@@ -12,7 +12,7 @@ import torch
 from trainer.config import LearnerConfig, WarmupConfig
 from trainer.learning.learner import ready
 from trainer.learning.optimizer import trained_parameters
-from trainer.policy import Policy
+from trainer.policy import Policy, token_logits
 
 Progress = Callable[[int, int, float], None]
 """Gets (step, steps, loss in nats) after each update."""
@@ -156,16 +156,13 @@ def _gradient(policy: Policy, rows: Rows, learner: LearnerConfig, *, micro_rows:
 
 def supervised_loss(policy: Policy, rows: Rows, *, precision: str = "bfloat16") -> torch.Tensor:
     """Mean cross-entropy of the learned tokens given those before them, nats."""
-    device = policy.model.device
-    ids_RL = rows.ids_RL.to(device)
-    wanted_RL = rows.learned_RL[:, 1:].to(device)
-    placed = {}  # without positions nothing is said of a cache either: warm-ups stay as they were
-    if rows.positions_RL is not None:
-        placed = {"position_ids": rows.positions_RL.to(device), "use_cache": False}
+    device, positions_RL = policy.model.device, rows.positions_RL
+    ids_RL, learned_RL = rows.ids_RL.to(device), rows.learned_RL.to(device)
+    if positions_RL is not None:
+        positions_RL = positions_RL.to(device)
     with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-        hidden_RLH = policy.model.base_model(input_ids=ids_RL, **placed).last_hidden_state
-        logits_NV = policy.model.get_output_embeddings()(hidden_RLH[:, :-1][wanted_RL])
-    return torch.nn.functional.cross_entropy(logits_NV.float(), ids_RL[:, 1:][wanted_RL])
+        logits_NV = token_logits(policy.model, ids_RL, None, learned_RL, positions_RL=positions_RL)
+    return torch.nn.functional.cross_entropy(logits_NV, ids_RL[:, 1:][learned_RL[:, 1:]])
 
 
 def _some(rows: Rows, index: torch.Tensor) -> Rows:

@@ -33,9 +33,9 @@ class Chat:
         return str(prompt) if isinstance(prompt, str) else self._form.opening(prompt)
 
     def step(self, text: str, noise: Any = None) -> Step:
-        """Takes the reply; the info tells whether it was cut (`truncated`)."""
+        """Takes the reply; the info tells whether it was cut (`truncated`), not if it is right."""
         is_cut = bool(self.stop) and not text.endswith(self.stop)
-        return Step("", 0.0, True, {"part": 0, "won": False, "truncated": is_cut})
+        return Step("", 0.0, True, {"part": 0, "won": None, "truncated": is_cut})
 
     def slot(self, history: Sequence[str]) -> int:
         """The number of turns before: 0."""

@@ -21,7 +21,8 @@ class Step(NamedTuple):
 
     `observation` is the exact text that follows the model's turn (tags included, empty when
     `done`); `reward` is this turn's share of the outcome. `info["won"]` alone says whether the task
-    was solved and `info["truncated"]` whether a turn limit ended it: `done` says neither.
+    was solved (null: that is not defined) and `info["truncated"]` whether a turn limit ended it:
+    `done` says neither.
     """
 
     observation: str
