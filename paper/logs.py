@@ -106,6 +106,7 @@ def describe(runs: Sequence[Path]) -> pl.DataFrame:
             "run": pl.String,
             "method": pl.String,
             "recipe": pl.String,
+            "setting": pl.String,
             "seed": pl.Int64,
             "learns": pl.Boolean,
         },
@@ -118,9 +119,17 @@ def _description(label: str, description: dict[str, Any]) -> dict[str, Any]:
         "run": label,
         "method": leaves.get("credit.method"),
         "recipe": leaves.get("recipe"),
+        "setting": _setting(leaves.get("recipe"), leaves.get("task.parts")),
         "seed": description.get("seed"),
         "learns": leaves.get("optimizer.learning_rate") != 0,
     }
+
+
+def _setting(recipe: str | None, parts: int | None) -> str | None:
+    """What an agent trained on: the recipe, and the questions of an episode where it tells."""
+    if recipe is None or parts is None:
+        return recipe
+    return f"{recipe}, {parts} question{'s' * (parts != 1)}"
 
 
 def readable_parts(run: Path, table: str) -> list[Path]:

@@ -5,6 +5,7 @@ Leaves out what the credit was worth by itself (`leaderboard`).
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -30,7 +31,7 @@ FEWEST_SEEDS = 3
 """With fewer, intervals are those of the test questions: they say nothing of other seeds."""
 
 SCHEMA = {
-    "series": pl.String,
+    "setting": pl.String,
     "method": pl.String,
     "measure": pl.String,
     "kind": pl.String,
@@ -48,10 +49,10 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     """Points of the learning curves.
 
     `kind` is "seed" (one run; its interval is that of its test questions), "mean" (over the runs of
-    a series, linear between a run's points, where all of them have tokens), "before" or "after"
-    (the mean at the runs' first and last evaluation). Intervals of means are 95% t intervals over
-    runs; with fewer than three, the mean of the runs' intervals for their test questions. Training
-    outcomes are means over blocks of steps.
+    a setting and method, linear between a run's points, where all of them have tokens), "before" or
+    "after" (the mean at the runs' first and last evaluation). Intervals of means are 95% t
+    intervals over runs; with fewer than three, the mean of the runs' intervals for their test
+    questions. Training outcomes are means over blocks of steps.
 
     Raises:
         MissingLogs: No training run with evaluations or outcomes.
@@ -61,15 +62,15 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
         lacks = "evaluations or outcomes of a run that learns"
         raise logs.missing("learning", NEEDS, runs, COMMAND, rows=lacks)
     rows: list[dict] = []
-    for (series, method, measure), own in points.group_by(
-        "series", "method", "measure", maintain_order=True
+    for (setting, method, measure), own in points.group_by(
+        "setting", "method", "measure", maintain_order=True
     ):
-        name = {"series": series, "method": method, "measure": measure}
+        name = {"setting": setting, "method": method, "measure": measure}
         curves = [curve for _, curve in own.group_by("run", maintain_order=True)]
-        rows += [name | row for row in own.drop("series", "method", "measure").to_dicts()]
+        rows += [name | row for row in own.drop("setting", "method", "measure").to_dicts()]
         rows += [name | row for row in _mean_rows(curves)]
     return pl.DataFrame(rows, schema=SCHEMA).sort(
-        "series", "measure", "kind", "run", "tokens", nulls_last=True
+        "setting", "method", "measure", "kind", "run", "tokens", nulls_last=True
     )
 
 
@@ -80,16 +81,13 @@ def _points(runs: Sequence[Path]) -> pl.DataFrame | None:
         return None
     # a learning rate of 0 only measures the policy it starts from
     described = logs.describe(runs).filter(pl.col("method").is_not_null() & pl.col("learns"))
-    one_recipe = described["recipe"].n_unique() <= 1
-    series = pl.col("method") if one_recipe else pl.concat_str("recipe", "method", separator=": ")
-    described = described.with_columns(series=series.fill_null(pl.col("method")))
     frames = []
     for measure, (value, tokens) in CURVES.items():
         own = _joined(metrics, value, tokens)
         frame = own.join(described.drop("recipe", "learns"), on="run", how="inner")
         frames.append(frame.with_columns(measure=pl.lit(measure)))
     points = pl.concat(frames).with_columns(kind=pl.lit("seed"), num_seeds=pl.lit(1, pl.Int64))
-    return points.sort("series", "measure", "run", "tokens").select(list(SCHEMA))
+    return points.sort("setting", "method", "measure", "run", "tokens").select(list(SCHEMA))
 
 
 def _joined(metrics: pl.DataFrame, value: str, tokens: str) -> pl.DataFrame:
@@ -177,26 +175,39 @@ def _mean_row(kind: str, tokens: float, own: Sequence[dict[str, float]]) -> dict
 
 @style.styled
 def draw(table: pl.DataFrame) -> Figure:
-    """Test and training curves against tokens, and the test before and after."""
+    """A row a setting: test and training curves against tokens, the test before and after."""
     measures = [name for name in CURVES if name in set(table["measure"])]
     has_test = "exact_match" in measures
     ratios = [1.0] * len(measures) + [0.6] * has_test
-    figure, panels = style.panels(len(ratios), ratios=ratios, height=2.8)
-    looks = style.looks(table["series"].unique().to_list())
-    names = {"exact_match": "test exact match", "outcome": "training outcome"}
-    for panel, measure in zip(panels, measures, strict=False):
-        _draw_curves(panel, table.filter(pl.col("measure") == measure), looks)
-        panel.set_ylabel(names[measure])
-    if has_test:
-        _draw_ends(panels[-1], table.filter(pl.col("measure") == "exact_match"), looks)
-    handles, texts = panels[0].get_legend_handles_labels()
-    figure.legend(handles, texts, loc="outside lower center", ncols=min(len(texts), 6))
+    settings = table.partition_by("setting", maintain_order=True)
+    figure, rows = style.grid(len(settings), len(ratios), ratios=ratios, height=2.8)
+    looks = style.looks(table["method"].unique().to_list())
+    for panels, own in zip(rows, settings, strict=True):
+        _draw_setting(panels, own, measures, looks)
+        if len(settings) > 1:
+            panels[0].set_title(own["setting"][0], fontsize="medium")
+    handles: dict[str, Any] = {}
+    for panel in figure.axes:
+        handles |= dict(zip(*panel.get_legend_handles_labels()[::-1], strict=True))
+    columns = min(len(handles), 6)
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns)
     return figure
 
 
+def _draw_setting(
+    panels: Sequence[Axes], own: pl.DataFrame, measures: Sequence[str], looks: dict[str, dict]
+) -> None:
+    names = {"exact_match": "test exact match", "outcome": "training outcome"}
+    for panel, measure in zip(panels, measures, strict=False):
+        _draw_curves(panel, own.filter(pl.col("measure") == measure), looks)
+        panel.set_ylabel(names[measure])
+    if len(panels) > len(measures):
+        _draw_ends(panels[-1], own.filter(pl.col("measure") == "exact_match"), looks)
+
+
 def _draw_curves(panel: Axes, own: pl.DataFrame, looks: dict[str, dict]) -> None:
-    for (series, method), rows in own.group_by("series", "method", maintain_order=True):
-        look = looks[str(series)]
+    for (method,), rows in own.group_by("method", maintain_order=True):
+        look = looks[str(method)]
         mean = rows.filter(pl.col("kind") == "mean")
         seeds = rows.filter(pl.col("kind") == "seed")
         if seeds["run"].n_unique() > 1:
@@ -207,7 +218,7 @@ def _draw_curves(panel: Axes, own: pl.DataFrame, looks: dict[str, dict]) -> None
             panel.fill_between(
                 band["tokens"], band["low"], band["high"], alpha=0.15, lw=0, color=look["color"]
             )
-        label = style.mark(str(series), str(method))
+        label = style.mark(str(method))
         panel.plot(
             mean["tokens"], mean["value"], label=label, **look, markevery=max(1, len(mean) // 6)
         )
@@ -219,10 +230,10 @@ def _draw_curves(panel: Axes, own: pl.DataFrame, looks: dict[str, dict]) -> None
 
 def _draw_ends(panel: Axes, own: pl.DataFrame, looks: dict[str, dict]) -> None:
     ends = own.filter(pl.col("kind").is_in(["before", "after"]))
-    series = ends["series"].unique().sort().to_list()
-    for index, name in enumerate(series):
-        shift = 0.3 * (index / max(len(series) - 1, 1) - 0.5) if len(series) > 1 else 0.0
-        rows = ends.filter(pl.col("series") == name).sort("kind", descending=True)
+    methods = ends["method"].unique().sort().to_list()
+    for index, name in enumerate(methods):
+        shift = 0.3 * (index / max(len(methods) - 1, 1) - 0.5) if len(methods) > 1 else 0.0
+        rows = ends.filter(pl.col("method") == name).sort("kind", descending=True)
         places = [shift, 1 + shift]
         panel.plot(places, rows["value"], **looks[name])
         known = rows.with_columns(place=pl.Series(places)).drop_nulls("low")
@@ -235,16 +246,18 @@ def _draw_ends(panel: Axes, own: pl.DataFrame, looks: dict[str, dict]) -> None:
 
 def caption(table: pl.DataFrame) -> str:
     """What the curves are, and how many seeds each has."""
-    means = table.filter(pl.col("kind") == "after").unique(["series"], keep="first").sort("series")
-    seeds = ", ".join(f"{row['series']} {row['num_seeds']}" for row in means.to_dicts())
+    key = ["setting", "method"]
+    means = table.filter(pl.col("kind") == "after").unique(key, keep="first").sort(key)
     text = (
         "What the agent achieves against all tokens sampled so far, twins included. Thick lines "
-        "are means over seeds, bands their 95% t intervals, thin lines single seeds. "
-        f"Seeds: {seeds}."
+        "are means over seeds, bands their 95% t intervals, thin lines single seeds."
     )
+    for (setting,), own in means.group_by("setting", maintain_order=True):
+        seeds = ", ".join(f"{row['method']} {row['num_seeds']}" for row in own.to_dicts())
+        text += f" Seeds, {setting}: {seeds}."
     if (means["num_seeds"] < FEWEST_SEEDS).any():
         text += (
-            " A series with fewer than three seeds has the interval of its test questions instead, "
+            " A method with fewer than three seeds has the interval of its test questions instead, "
             "which says nothing of other seeds."
         )
     if any(style.is_reconstructed(method) for method in table["method"]):

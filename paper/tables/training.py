@@ -71,17 +71,9 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
 
 def _described(runs: Sequence[Path]) -> pl.DataFrame:
     """run, setting, method and seed of every finished run that learns."""
-    names, rows = logs.labels(runs), []
-    for run in runs:
-        described = records.read_run(run)
-        leaves = records.flatten(described.get("configuration") or {})
-        learns = leaves.get("optimizer.learning_rate") != 0
-        if leaves.get("credit.method") and described.get("finished") and learns:
-            setting = f"{leaves.get('recipe')}, {leaves.get('task.parts')} questions"
-            method = leaves["credit.method"]
-            rows.append((names[run], setting, method, described.get("seed")))
-    schema = {"run": pl.String, "setting": pl.String, "method": pl.String, "seed": pl.Int64}
-    return pl.DataFrame(rows, schema=schema, orient="row")
+    finished = [run for run in runs if records.read_run(run).get("finished")]
+    described = logs.describe(finished).filter(pl.col("method").is_not_null() & pl.col("learns"))
+    return described.select("run", "setting", "method", "seed")
 
 
 _SCORE = ["setting", "decoding", "metric"]
@@ -239,7 +231,10 @@ def _text(cell: dict[str, Any] | None) -> str:
 
 
 def _pvalue(cell: dict[str, Any] | None) -> str:
-    return "" if cell is None or cell["pvalue_holm"] is None else f"{cell['pvalue_holm']:.3f}"
+    pvalue = None if cell is None else cell["pvalue_holm"]
+    if pvalue is None:
+        return ""
+    return f"{pvalue:.3f}" if pvalue >= 0.0005 else "< 0.001"
 
 
 def _number(value: float | None) -> str:

@@ -15,6 +15,7 @@ def train_run(
     seed: int = 0,
     steps: int = 6,
     recipe: str = "demo",
+    parts: int = 4,
     texts: Mapping[str, str] | None = None,
 ) -> Path:
     """A training run with metrics, pairs, credit and texts."""
@@ -24,7 +25,7 @@ def train_run(
         configuration={
             "recipe": recipe,
             "seed": seed,
-            "task": {"parts": 4},
+            "task": {"parts": parts},
             "credit": {"method": method, "twins": 1},
         },
         seed=seed,

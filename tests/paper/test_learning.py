@@ -26,7 +26,7 @@ def test_single_seeds_are_evaluations_against_all_tokens(runs):
 
 
 def test_means_over_seeds_have_t_intervals(runs):
-    table = learning.table(runs).filter(kind="mean", measure="exact_match", series="rloo")
+    table = learning.table(runs).filter(kind="mean", measure="exact_match", method="rloo")
     values = np.array([0.2, 0.21, 0.25])
     low, high = stats.t.interval(0.95, 2, values.mean(), stats.sem(values))
     first = table.row(0, named=True)
@@ -37,17 +37,17 @@ def test_means_over_seeds_have_t_intervals(runs):
 
 
 def test_one_seed_has_the_interval_of_its_questions(runs):
-    table = learning.table(runs).filter(series="vine")
+    table = learning.table(runs).filter(method="vine")
     after = table.filter(kind="after", measure="exact_match").row(0, named=True)
     assert (after["value"], after["num_seeds"]) == (pytest.approx(0.5), 1)
     assert after["high"] == pytest.approx(0.5 + 1.959964 * 0.03)
     outcomes = table.filter(kind="mean", measure="outcome")
     assert outcomes["low"].null_count() == len(outcomes) > 0
-    assert "vine 1. A series with fewer than three" in learning.caption(learning.table(runs))
+    assert "vine 1. A method with fewer than three" in learning.caption(learning.table(runs))
 
 
 def test_before_and_after_are_the_first_and_last_evaluation(runs):
-    table = learning.table(runs).filter(series="rloo", measure="exact_match")
+    table = learning.table(runs).filter(method="rloo", measure="exact_match")
     ends = {
         row["kind"]: (row["tokens"], round(row["value"], 6))
         for row in table.filter(table["kind"].is_in(["before", "after"])).to_dicts()
@@ -70,15 +70,20 @@ def test_training_outcomes_are_means_of_blocks_of_steps(tmp_path):
     assert table["tokens"][0] == 1500
 
 
-def test_recipes_are_told_apart_when_there_are_several(tmp_path):
+def test_each_setting_has_a_row_of_its_own(tmp_path):
     runs = [
-        synthetic.train_run(tmp_path / recipe, method="rloo", recipe=recipe, steps=3)
-        for recipe in ("demo", "smollm")
+        synthetic.train_run(
+            tmp_path / f"{recipe}{parts}", method="rloo", recipe=recipe, parts=parts
+        )
+        for recipe, parts in (("demo", 1), ("demo", 4), ("smollm", 4))
     ]
-    assert learning.table(runs)["series"].unique().sort().to_list() == [
-        "demo: rloo",
-        "smollm: rloo",
-    ]
+    table = learning.table(runs)
+    settings = ["demo, 1 question", "demo, 4 questions", "smollm, 4 questions"]
+    assert table["setting"].unique().sort().to_list() == settings
+    assert table.filter(kind="mean")["num_seeds"].unique().to_list() == [1]
+    panels = learning.draw(table).axes
+    assert [panel.get_title() for panel in panels[::3]] == settings
+    assert [len(panel.get_legend_handles_labels()[1]) for panel in panels[::3]] == [1, 1, 1]
 
 
 def test_reconstructed_methods_are_marked(tmp_path):
