@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from trainer.config import parse
-from twinstats.credit import METHODS, Budget, make
+from twinstats.credit import METHODS, MOST_FORKS, Budget, make
 from twinstats.episodes import Episode, Group, Task, Turn
 from twinstats.errors import UsageError, unknown
 
@@ -50,8 +50,9 @@ def read(method: str, given: Mapping[str, str]) -> dict[str, Any]:
 def try_out(method: str, options: Mapping[str, Any]) -> None:
     """Tries a method with its options on a made-up group, and refuses what it refuses.
 
-    Of numbers of forks only a few are tried: what a method says of 8 it says of more. A method that
-    refuses this group with its defaults as well says nothing of the options.
+    Of numbers of forks only a few are tried: what a method says of 8 it says of more, up to the
+    most that can be numbered. A method that refuses this group with its defaults as well says
+    nothing of the options.
 
     Raises:
         UsageError: The method's own sentence.
@@ -65,7 +66,7 @@ def _small(value: Any) -> Any:
     """A number of forks, or what they may cost, cut down to a few."""
     if isinstance(value, Budget):
         return dataclasses.replace(value, ratio=min(value.ratio, float(_FEW)))
-    return min(value, _FEW) if type(value) is int else value
+    return min(value, _FEW) if type(value) is int and value <= MOST_FORKS else value
 
 
 def _is_text(hint: Any) -> bool:

@@ -13,7 +13,6 @@ from trainer.config import Config, CreditConfig, ModelConfig
 from trainer.engines.choice import check_engine, make_engine
 from trainer.engines.stops import stop_texts
 from trainer.learning.optimizer import check_schedule
-from trainer.loop.trackers import check_tracker
 from trainer.needs.regressor import success_regressor
 from trainer.noise import sources
 from trainer.noise.sources import Sampler
@@ -40,10 +39,9 @@ def check(config: Config) -> None:
     """Refuses a run that cannot be trained, before anything is paid for it.
 
     Raises:
-        UsageError: What `check_play`, `check_tracker` and `check_numbers` refuse.
+        UsageError: What `check_play` and `check_numbers` refuse.
     """
     check_play(config)
-    check_tracker(config)
     check_numbers(config)
 
 

@@ -2,8 +2,8 @@
 
 A package announces a command under the entry-point group `twice.commands`. An error is one
 sentence and exit code 2 (wrong usage) or 1 (failed); `--debug` shows the traceback. Ctrl-C is
-"Stopped." and exit code 130, as shells have it; a training that SIGTERM ends has saved itself, says
-how far it came, and exits with 0.
+"Stopped." (a training says from which step it goes on) and exit code 130, as shells have it; a
+training that SIGTERM ends has saved itself, says how far it came, and exits with 0.
 """
 
 import importlib.metadata
@@ -43,7 +43,13 @@ class Commands(TyperGroup):
 def invoke(name: str, arguments: Sequence[str]) -> None:
     """Runs a command as the command line would, but lets its errors, and Ctrl-C, through."""
     command = _command(name)
-    if command.main(list(arguments), prog_name=f"twice {name}", standalone_mode=False) == _CTRL_C:
+    try:
+        code = command.main(list(arguments), prog_name=f"twice {name}", standalone_mode=False)
+    except Stopped as stopped:
+        if not stopped.is_interrupt:
+            raise
+        code = _CTRL_C  # how to go on, the command that invoked it knows
+    if code == _CTRL_C:
         raise KeyboardInterrupt
 
 
@@ -100,7 +106,7 @@ def run(command: Any, arguments: Sequence[str], debug: bool = False) -> int:
             return _failed("Stopped.", _CTRL_C, debug=False)
         return result if isinstance(result, int) else 0
     except Stopped as stopped:
-        return _failed(str(stopped), 0, debug=False)
+        return _failed(str(stopped), _CTRL_C if stopped.is_interrupt else 0, debug=False)
     except (UsageError, NotImplementedError) as error:
         return _failed(str(error), 2, debug)
     except typer.TyperException as error:

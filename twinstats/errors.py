@@ -12,7 +12,14 @@ class Stopped(BaseException):
     """A command was told to end and left everything whole; the message says how far it came.
 
     No error: the command line answers with exit code 0, and handlers of errors let it through.
+
+    Attributes:
+        is_interrupt: By Ctrl-C, for which the exit code is that of shells.
     """
+
+    def __init__(self, message: str, *, is_interrupt: bool = False) -> None:
+        super().__init__(message)
+        self.is_interrupt = is_interrupt
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:

@@ -1,8 +1,9 @@
 """Determinism and noise: rows D02 to D18 of the case list that the noise itself can answer.
 
-D12 (a log-density) has no counterpart here: nothing in twinstats evaluates one. Of D18 only the
-ties are here; replayed prefixes belong to the worlds. Each case is put to NumPy first; the last
-part puts them to torch (`blocks` is what runs on a device) and to the logits processor.
+D12 (a log-density) has no counterpart here: nothing in twinstats evaluates one. Of D18 only ties,
+and draws near one, are here; replayed prefixes belong to the worlds. Each case is put to NumPy
+first; the last part puts them to torch (`blocks` is what runs on a device) and to the logits
+processor.
 """
 
 import multiprocessing

@@ -1,6 +1,6 @@
 """Replay: the rows D16 to D20, L13 and Q16 of the case list.
 
-Of D18 the ties are in `test_noise`; draws near a tie are not counted yet.
+Of D18 ties, and draws near one, are in `test_noise`.
 """
 
 import dataclasses

@@ -1,7 +1,8 @@
 """Rollouts of language models: rows A17 to A26 and D02 to D21 of the case list that touch them.
 
 What these rows say of losses and samplers is in `test_training`, `test_advantages`, `test_noise`
-and `test_replay`. D21 speaks of ranks, of which there are none: workers stand for them.
+and `test_replay`. D21 speaks of ranks that draw: here rank 0 alone does (`test_distributed`), and
+workers stand for them.
 """
 
 import copy

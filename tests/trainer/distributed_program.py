@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from trainer.config import Config, ModelConfig, changed
-from trainer.distributed.learners import make_learner, optimizer_tensors, restore_learner
 from trainer.distributed.processes import Message, joined
 from trainer.distributed.weights import whole
-from trainer.distributed.worker import serve
+from trainer.learning.learners import make_learner, optimizer_tensors, restore_learner
 from trainer.learning.optimizer import trained_parameters
+from trainer.learning.worker import serve
 from trainer.policy import Policy, build_model
 from trainer.policy.lora import add_adapters
 from twinstats.episodes import Credit, Episode, Task, Turn

@@ -174,3 +174,22 @@ def test_a_number_with_which_no_run_is_possible_is_refused(assignment):
 def test_a_configuration_of_another_shape_is_refused():
     with pytest.raises(UsageError, match="must hold fields of ModelConfig, got 3"):
         from_dict({"recipe": "demo", "model": 3})
+
+
+@pytest.mark.parametrize(
+    ("group", "field", "value", "message"),
+    [
+        ("rollout", "groups", "two", "`rollout.groups` must be int, got 'two'"),
+        ("rollout", "groups", 2.5, "`rollout.groups` must be int, got 2.5"),
+        ("rollout", "groups", None, "`rollout.groups` must be int, got None"),
+        ("rollout", "groups", -1, "`rollout.groups` must be at least 1, got -1"),
+        ("engine", "drafts", 1, "`engine.drafts` must be bool, got 1"),
+        ("credit", "budget", "1", "`credit.budget` must be float or null, got '1'"),
+        ("loss", "ratio", ["token"], "`loss.ratio` must be 'token' or 'turn', got \\['token'\\]"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_its_place(group, field, value, message):
+    with pytest.raises(UsageError, match=f"RUN: {message}"):
+        from_dict({"recipe": "demo", group: {field: value}}, where="RUN")
+    whole = from_dict({"recipe": "demo", "credit": {"budget": 2}, "lora": {"rank": 0}})
+    assert whole.credit.budget == 2

@@ -15,8 +15,8 @@ import torch
 
 from trainer.config import Config, LossConfig, changed
 from trainer.distributed.processes import Processes, check_processes
-from trainer.distributed.shares import assembled, dealt, packed, share, unpacked
 from trainer.learning.loss import Batch, Logprobs, policy_loss
+from trainer.learning.shares import assembled, dealt, packed, share, unpacked
 from trainer.loop.checkpoint import load_checkpoint, newest
 from twinstats.errors import UsageError
 from twinstats.records import read

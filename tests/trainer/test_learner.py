@@ -73,7 +73,7 @@ def test_minibatches_see_every_row_once_an_epoch_in_another_order_each_step(
 ):
     own = learner(policy, config, "loss.epochs=2", "loss.minibatches=2")
     seen = []
-    monkeypatch.setattr(Learner, "_one", lambda self, batch, *_, sums: seen.append(batch))
+    monkeypatch.setattr(Learner, "_gradient", lambda self, batch, *_: seen.append(batch))
     monkeypatch.setattr(Learner, "_clipped", lambda self: 0.0)
     own.update(played, 1)
     ids = [tuple(row) for part in seen for row in part.ids_RL[:, :1].tolist()]

@@ -102,6 +102,8 @@ def test_what_is_no_option_is_refused(config, settings, message):
         (["mt_grpo", "options.ddof=2"], "'mt_grpo' refuses its options: `ddof` must be"),
         (["arpo", "options.base=2"], "'arpo' refuses its options: `base`"),
         (["twice", "options.draws=-1"], "'twice' refuses its options: `draws`"),
+        (["twice", "options.draws=1000000000000"], "`draws` must be at most 65535, what noise"),
+        (["at2po", "options.rounds=70000"], "`rounds` must be at most 65535"),
     ],
 )
 def test_what_a_method_refuses_is_refused_before_anything_is_played(config, settings, message):

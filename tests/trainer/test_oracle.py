@@ -21,7 +21,7 @@ from trainer.policy import Policy, build_model
 from trainer.rollout import Rollout
 from trainer.setup import make_rollout
 from trainer.tasks.facts import Facts
-from trainer.tasks.rows import one_part
+from trainer.tasks.rows import task_rows
 from twinstats import cli
 from twinstats.credit import METHODS, assign, make
 from twinstats.episodes import FRESH, KEEP, RESAMPLE, SHARED, Fork, Task, group_by_task
@@ -180,7 +180,7 @@ def test_a_smaller_knob_costs_and_says_what_it_does_alone():
 
 def facts_rollout(policy, config):
     rollout = make_rollout(policy, config)
-    tasks = [Task(row.id, row.info) for row in one_part("test")[:2]]
+    tasks = [Task(row.id, row.info) for row in task_rows("test", 1, key="0")[:2]]
     return rollout, rollout.play(tasks, 2, 0)
 
 

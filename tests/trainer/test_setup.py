@@ -1,6 +1,7 @@
 """How a run is put together, and what `twice train` answers to wrong usage."""
 
 import json
+import sys
 import time
 from dataclasses import asdict
 
@@ -179,6 +180,16 @@ def test_a_missing_folder_or_a_wrong_option_is_wrong_usage(twice, tmp_path):
         assert code == 2 and error.startswith("twice: ") and error.count("\n") == 1
 
 
+def test_a_tracker_that_is_not_installed_is_refused_before_the_warm_up(
+    twice, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    own = ("--out", tmp_path / "run", "--set", "log.tracker=wandb")
+    code, error = twice("train", "demo", *own)
+    assert code == 2 and "needs the package wandb" in error
+    assert not (tmp_path / "run").exists()
+
+
 def test_folders_are_refused_before_the_warm_up(twice, tmp_path, config):
     run = tmp_path / "run"
     command = "twice train demo"
@@ -191,6 +202,8 @@ def test_folders_are_refused_before_the_warm_up(twice, tmp_path, config):
     (tmp_path / "file").write_text("")
     code, error = twice("train", "demo", "--out", tmp_path / "file")
     assert code == 2 and "already exists" in error
+    code, error = twice("train", "demo", "--out", tmp_path / "file" / "run")
+    assert code == 2 and f"cannot be made: {tmp_path / 'file'} is no folder to write in" in error
     assert (run / "run.json").read_bytes() == before
 
 

@@ -103,7 +103,12 @@ def test_before_a_step_sigterm_leaves_nothing_and_the_exit_code_is_0(few):
 
 def test_ctrl_c_says_so_once_and_has_the_exit_code_of_shells(few):
     told = few[0][4]
-    assert (told["codes"], stops(told)) == ([130, 0], ["twice: Stopped."])
+    assert told["codes"] == [130, 0]
+    (line,) = stops(told)
+    step = int(line.split()[5])
+    assert line == f"twice: stopped by Ctrl-C: step {step} is saved, go on with --resume."
+    saved = [name for name in told["left"] if name.startswith("checkpoints/step-")]
+    assert max(saved).startswith(f"checkpoints/step-{step:08d}/")
 
 
 @pytest.mark.slow

@@ -178,6 +178,15 @@ def test_what_cannot_be_loaded_is_refused(policy, config, tmp_path, setting, mes
         pretrained_policy(own.model, tmp_path)
 
 
+def test_a_damaged_folder_is_refused_with_its_name(policy, config, tmp_path):
+    policy.save(tmp_path)
+    with (tmp_path / "model.safetensors").open("r+b") as weights:
+        weights.truncate(500)
+    own = changed(config, [f"model.pretrained={tmp_path}"])
+    with pytest.raises(UsageError, match=f"`model.pretrained` must be .*, got '{tmp_path}'"):
+        pretrained_policy(own.model, tmp_path)
+
+
 def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch, tmp_path):
     known = {"lost": Packaged(module="no_such_module", requirement="no-such==1")}
     monkeypatch.setattr(pretrained, "PACKAGED", known)

@@ -278,13 +278,17 @@ def test_an_engine_of_processed_logprobs_is_refused(engine, model):
         engine(model, logprobs_mode="processed_logprobs")
 
 
-def test_logits_without_a_law_name_the_key(engine, flat):
+def test_logits_without_a_law_are_told_by_their_logprobs_or_name_the_key(engine, flat):
     broken = type(flat)(flat.config)
     with torch.no_grad():
         broken.get_input_embeddings().weight.fill_(torch.nan)
-    case = lab.Case([1, 2], KeyedRequest(key=NoiseKey(1, 2, 77, 0)), 3)
+    key = NoiseKey(1, 2, 77, 0)
+    tolerant = lab.Case([1, 2], KeyedRequest(key=key, is_tolerant=True), 3)
+    (output,) = lab.generate(engine(broken), [tolerant], logprobs=0)
+    assert set(output.token_ids) == {0}  # which stops this one
+    assert np.isnan([found[0].logprob for found in output.logprobs]).all()
     with pytest.raises(LogitsError, match=r"must not be NaN.*row=77"):
-        lab.sampled(engine(broken), [case])
+        lab.sampled(engine(broken), [lab.Case([1, 2], KeyedRequest(key=key), 3)])
 
 
 # Last, for its drafts import numba, with which vLLM's CPU build makes no further engine

@@ -1,5 +1,6 @@
 """`twice train`."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ from trainer.commands.shared import Settings, now, warmed
 from trainer.config import Config, changed
 from trainer.loop.sigterm import Sigterm
 from trainer.recipes import RECIPES, recipe
-from twinstats.errors import UsageError
+from twinstats.errors import Stopped, UsageError
 from twinstats.records import refuse_existing
 
 if TYPE_CHECKING:
@@ -55,7 +56,20 @@ def train(
         raise UsageError("`--gpus` is for --dry-run; torchrun says how many processes learn.")
     if out is None:
         raise UsageError("`--out` must name the run folder to write.")
-    run_training(changed(recipe(name), settings or []), out, resume=resume, fallback=fallback)
+    config = changed(recipe(name), settings or [])
+    try:
+        run_training(config, out, resume=resume, fallback=fallback)
+    except KeyboardInterrupt as interrupt:
+        raise Stopped(_interrupted(out), is_interrupt=True) from interrupt
+
+
+def _interrupted(out: Path) -> str:
+    """What to tell after Ctrl-C; it may come while what reads checkpoints is still imported."""
+    saved = sorted(path.name for path in (out / "checkpoints").glob("step-" + 8 * "[0-9]"))
+    if not saved:
+        return "stopped by Ctrl-C before anything was saved."
+    step = int(saved[-1].removeprefix("step-"))
+    return f"stopped by Ctrl-C: step {step} is saved, go on with --resume."
 
 
 def run_training(
@@ -96,11 +110,13 @@ def _trained(
 ) -> Path:
     from trainer.distributed.processes import check_processes
     from trainer.evaluation.evaluate import evaluation_tasks
+    from trainer.loop.trackers import check_tracker
     from trainer.loop.train import train as train_policy
     from trainer.loop.train import train_tasks
     from trainer.setup import check
 
     check(config)  # what is refused is refused before the warm-up
+    check_tracker(config)
     check_processes(config, processes)
     train_tasks(config, step=1)
     evaluation_tasks(config)
@@ -124,10 +140,13 @@ def _trained(
 
 
 def _check_folder(out: Path, config: Config, *, resume: bool) -> None:
-    """Refuses the folders that `train` refuses."""
+    """Refuses the folders that `train` refuses, and those that cannot be made."""
     from trainer.loop.training import reopened
 
     if resume:
         reopened(out, config)
-    else:
-        refuse_existing(out)
+        return
+    refuse_existing(out)
+    nearest = next(one for one in (out.absolute(), *out.absolute().parents) if one.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise UsageError(f"`--out` {out} cannot be made: {nearest} is no folder to write in.")

@@ -90,7 +90,8 @@ def from_dict(values: dict[str, Any], *, where: str = "The configuration") -> Co
         where: What they are of, for messages.
 
     Raises:
-        UsageError: A field that this version does not have, or no recipe: no training run.
+        UsageError: A field that this version does not have, a value that its field does not allow,
+            or no recipe: no training run.
     """
     if "recipe" not in values:
         raise UsageError(f"{where} names no recipe: it is not that of a training run.")
@@ -100,7 +101,10 @@ def from_dict(values: dict[str, Any], *, where: str = "The configuration") -> Co
             f"{where} was written by another version, with fields that this one does not have: "
             f"{', '.join(strange)}."
         )
-    config: Config = _built(Config, values)
+    try:
+        config: Config = _built(Config, values)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
     return config
 
 
@@ -117,13 +121,36 @@ def _strange(kind: Any, values: Any, prefix: str = "") -> list[str]:
     return found
 
 
-def _built(kind: Any, values: dict[str, Any]) -> Any:
-    if not isinstance(values, dict):
-        raise UsageError(f"The configuration must hold fields of {kind.__name__}, got {values!r}.")
-    hints = typing.get_type_hints(kind)
-    return kind(
-        **{
-            name: _built(hints[name], value) if dataclasses.is_dataclass(hints[name]) else value
-            for name, value in values.items()
-        }
-    )
+def _built(hint: Any, value: Any, path: str = "") -> Any:
+    """A value out of JSON as one of its field's type, a tree of fields or a leaf."""
+    if not dataclasses.is_dataclass(hint):
+        if not _is_of(hint, value):
+            raise UsageError(f"`{path}` must be {_words(hint)}, got {value!r}.")
+        return value
+    if not isinstance(value, dict):
+        raise UsageError(f"`{path}` must hold fields of {_words(hint)}, got {value!r}.")
+    hints, prefix = typing.get_type_hints(hint), f"{path}." if path else ""
+    kind: Any = hint
+    return kind(**{name: _built(hints[name], one, prefix + name) for name, one in value.items()})
+
+
+def _is_of(hint: Any, value: Any) -> bool:
+    """Whether a value is of a leaf's type; what a mapping holds, the tree checks."""
+    parts = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return value in parts
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return any(_is_of(part, value) for part in parts)
+    if hint is float:
+        return type(value) in (int, float)
+    return hint not in (bool, int, str, type(None)) or type(value) is hint
+
+
+def _words(hint: Any) -> str:
+    """A type in the words of a message."""
+    parts = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return " or ".join(map(repr, parts))
+    if parts:
+        return " or ".join(map(_words, parts))
+    return "null" if hint is type(None) else str(hint.__name__)

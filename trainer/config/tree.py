@@ -107,9 +107,13 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmupConfig:
-    """Supervised warm-up on demonstrations of mixed quality.
+    """Supervised warm-up on demonstrations of mixed quality, of models that are not pretrained.
 
-    Of the tokens that were shown rather than sampled, a random `observation_share` is learned.
+    Of `episodes` demonstrations `four_part_share` ask four questions, the others one. Each of the
+    `steps` updates has `rows` rows of `row_tokens` tokens; the rate goes up over `warmup_steps` and
+    falls to 0 over the last `decay_share`. Of the tokens that were shown rather than sampled, a
+    random `observation_share` is learned. Training refuses any policy, pretrained ones too, whose
+    sampled test score is below `minimum_exact_match`.
     """
 
     episodes: int = 16000
@@ -162,7 +166,8 @@ class EngineConfig:
     `drafts` lets twins verify their factual's tokens instead of decoding them (`hf`); `cache_mib`
     bounds the keys and values kept for forks (`hf`), or all that vLLM in this process has. After
     each change of weights an engine of its own must agree with the learner's log-probabilities to
-    `parity_nats` a token. An answer of vLLM may take `timeout_seconds`.
+    `parity_nats` a token. An answer of vLLM may take `timeout_seconds`. With `batch_invariant` its
+    logits do not depend on what a row is batched with.
     """
 
     name: Literal["hf", "vllm"] = "hf"
@@ -198,7 +203,10 @@ class CreditConfig:
     """The credit method; a method takes from here the options it has.
 
     `budget` is the expected auxiliary tokens as a multiple of the factual ones; none means
-    `twins` twins of every turn. Any other option of the method is set by
+    `twins` twins of every turn. Of a budget, `explore` is the share that is spent evenly over
+    turns, `null` the probability that a turn with a twin gets a null twin too, and `fresh` that a
+    twin gets a control with fresh luck. `rollouts` is for methods that estimate values by them (as
+    `vine`). Any other option of the method is set by
     `credit.options.NAME=VALUE`, and `credit.options=none` takes them all back.
     """
 

@@ -1,7 +1,7 @@
 """The processes that `torchrun` or `accelerate launch` started, and what they tell each other.
 
 Messages go from rank 0 to one rank and back as safetensors: nothing is unpickled. Leaves out what
-is computed together (`worker`).
+is computed together (`trainer.learning`).
 """
 
 import json

@@ -5,8 +5,7 @@ Leaves out files (`loop.checkpoint`): what is gathered here is what one process 
 
 import functools
 import types
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -16,7 +15,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from trainer.distributed.processes import Processes
-from trainer.learning.optimizer import optimizer_tensors
 from trainer.policy import token_logprobs
 
 _LOGPROBS = "token_logprobs"  # the method by which a model in parts is called
@@ -94,38 +92,3 @@ def equalise(model: PreTrainedModel, processes: Processes) -> None:
     model.to(processes.device)
     for parameter in model.parameters():
         dist.broadcast(parameter.data, 0)
-
-
-def gathered_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """What `optimizer_tensors` returns, each tensor whole. All call it together.
-
-    What is in parts comes to the CPU, one tensor at a time.
-    """
-    return {
-        name: whole(one).cpu() if isinstance(one, DTensor) else one
-        for name, one in optimizer_tensors(optimizer).items()
-    }
-
-
-def spread_optimizer(
-    optimizer: torch.optim.Optimizer,
-    dimensions: Mapping[str, int],
-    tensors: Mapping[str, torch.Tensor],
-) -> None:
-    """Gives every process its part of an optimizer's state. All processes call it together.
-
-    Args:
-        optimizer: Takes the state up, in place of its own.
-        dimensions: Of each tensor of the state, `index/name` by parameter; 0 for a single number.
-        tensors: The whole state; read on rank 0 only.
-    """
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
-    state: dict[Any, dict[str, torch.Tensor]] = {}
-    for path, count in dimensions.items():
-        index, name = path.split("/")
-        parameter = parameters[int(index)]
-        own = torch.zeros_like(parameter) if count else torch.zeros(())
-        spread(own, tensors.get(path))
-        state.setdefault(parameter, {})[name] = own
-    optimizer.state.clear()
-    optimizer.state.update(state)

@@ -15,13 +15,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trainer.config import Config, LossConfig
 from trainer.distributed.processes import ALONE, Message, Processes
-from trainer.distributed.shares import Given, assembled
-from trainer.distributed.together import add_up, bring_together, deal
 from trainer.distributed.weights import logprobs_of, sum_gradients, whole
 from trainer.learning.credited import engine_logprobs, filtered, has_credit
 from trainer.learning.loss import Batch, Logprobs, make_batch, policy_loss, turn_sums
 from trainer.learning.optimizer import learning_rate, trained_parameters
 from trainer.learning.reference import needs_reference, reference_of
+from trainer.learning.shares import Given, assembled
+from trainer.learning.together import add_up, bring_together, deal
 from trainer.learning.update_sums import UpdateSums
 from trainer.policy import Policy
 from trainer.policy.lora import adapters_off
@@ -140,7 +140,7 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad()
-        self._one(batch, given["behaviour"], given["engine"], given["reference"], sums=sums)
+        self._gradient(batch, given, sums)
         if self.processes.size > 1:
             sum_gradients(trained_parameters(self.model).values())
         norm = self._clipped()
@@ -156,15 +156,7 @@ class Learner:
         """Whether weights change before all of a batch was seen: its first pass must be kept."""
         return self.config.loss.epochs * self.config.loss.minibatches > 1
 
-    def _one(
-        self,
-        batch: Batch,
-        behaviour: torch.Tensor | None,
-        engine: torch.Tensor | None,
-        reference: torch.Tensor | None,
-        *,
-        sums: UpdateSums,
-    ) -> None:
+    def _gradient(self, batch: Batch, given: Given, sums: UpdateSums) -> None:
         """The gradient of one update, a micro-batch at a time: their gradients add up to it.
 
         What losses are divided by is the batch's: some rows of it add their part of the whole.
@@ -173,20 +165,21 @@ class Learner:
         for begin in range(0, len(batch.ids_RL), size):
             part = batch.rows(begin, begin + size)
             current, entropy = self._pass(self.model, part)
-            before, by_engine, anchor = (
-                None if one is None else one[begin : begin + size, : part.ids_RL.shape[1]]
-                for one in (behaviour, engine, reference)
-            )
-            given = Logprobs(
+            own = {
+                name: None if one is None else one[begin : begin + size, : part.ids_RL.shape[1]]
+                for name, one in given.items()
+            }
+            behaviour = own["behaviour"]
+            logp = Logprobs(
                 current=current,
-                behaviour=current.detach() if before is None else before,
-                engine=by_engine,
-                reference=anchor,
+                behaviour=current.detach() if behaviour is None else behaviour,
+                engine=own["engine"],
+                reference=own["reference"],
                 entropy=entropy,
             )
-            loss = policy_loss(given, part, self.config.loss)
+            loss = policy_loss(logp, part, self.config.loss)
             loss.total.backward()
-            sums.add(loss, given, part)
+            sums.add(loss, logp, part)
 
     def _clipped(self) -> float:
         """Clips the gradient by its norm, and returns what that was."""

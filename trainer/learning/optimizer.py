@@ -5,11 +5,15 @@ schedule to save, and a resumed run goes on at the rate it would have had.
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from trainer.config import Config
+from trainer.distributed.weights import spread, whole
 from trainer.policy import Policy
 from twinstats.errors import UsageError
 
@@ -64,6 +68,41 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch
         index, name = path.split("/")
         state.setdefault(int(index), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": full["param_groups"]})
+
+
+def gathered_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """What `optimizer_tensors` returns, each tensor whole. All call it together.
+
+    What is in parts comes to the CPU, one tensor at a time.
+    """
+    return {
+        name: whole(one).cpu() if isinstance(one, DTensor) else one
+        for name, one in optimizer_tensors(optimizer).items()
+    }
+
+
+def spread_optimizer(
+    optimizer: torch.optim.Optimizer,
+    dimensions: Mapping[str, int],
+    tensors: Mapping[str, torch.Tensor],
+) -> None:
+    """Gives every process its part of an optimizer's state. All processes call it together.
+
+    Args:
+        optimizer: Takes the state up, in place of its own.
+        dimensions: Of each tensor of the state, `index/name` by parameter; 0 for a single number.
+        tensors: The whole state; read on rank 0 only.
+    """
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    state: dict[Any, dict[str, torch.Tensor]] = {}
+    for path, count in dimensions.items():
+        index, name = path.split("/")
+        parameter = parameters[int(index)]
+        own = torch.zeros_like(parameter) if count else torch.zeros(())
+        spread(own, tensors.get(path))
+        state.setdefault(parameter, {})[name] = own
+    optimizer.state.clear()
+    optimizer.state.update(state)
 
 
 def learning_rate(config: Config, *, step: int, total_tokens: int) -> float:

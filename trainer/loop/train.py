@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trainer.config import Config
-from trainer.distributed.learners import make_learner
 from trainer.distributed.processes import ALONE, Message, Processes
-from trainer.distributed.worker import serve
 from trainer.evaluation.evaluate import Evaluation, evaluate
+from trainer.learning.learners import make_learner
+from trainer.learning.worker import serve
 from trainer.loop.meters import Stopwatch, memory
 from trainer.loop.sigterm import Sigterm
 from trainer.loop.step_log import log_step, play_metrics

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from trainer.config import MACHINE, Config, from_dict
-from trainer.distributed.learners import optimizer_tensors, restore_learner
 from trainer.learning.learner import Learner
+from trainer.learning.learners import optimizer_tensors, restore_learner
 from trainer.learning.optimizer import trained_parameters
 from trainer.loop.checkpoint import (
     Checkpoint,

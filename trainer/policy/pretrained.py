@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from safetensors import SafetensorError
+
 from trainer.config import ModelConfig
 from trainer.policy import Policy, load_policy
 from trainer.policy.cache import cached
@@ -65,7 +67,7 @@ def pretrained_policy(config: ModelConfig, cache: Path) -> Policy:
 def _loaded(name: str) -> Policy:
     try:
         return load_policy(name)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         said = str(error).strip().splitlines()
         raise UsageError(
             f"`model.pretrained` must be one of {', '.join(PACKAGED)}, a folder with a model, or a "

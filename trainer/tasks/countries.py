@@ -57,14 +57,6 @@ def countries() -> tuple[Country, ...]:
     )
 
 
-def disagreements() -> dict[str, tuple[str, ...]]:
-    """ISO codes of the kept countries for which a relation was dropped, by relation."""
-    return {
-        relation: tuple(c.iso for c in countries() if relation not in c.facts)
-        for relation in RELATIONS
-    }
-
-
 def plain(text: str) -> str:
     """Text without accents and outer blanks: " Bogotá" becomes "Bogota"."""
     decomposed = unicodedata.normalize("NFKD", text)

@@ -51,11 +51,6 @@ def row_by_id(row_id: str) -> TaskRow:
     return row_of([question_by_id(part) for part in row_id.split("+")])
 
 
-def one_part(split: str) -> tuple[TaskRow, ...]:
-    """One row for every question of the split, in a fixed mixed order."""
-    return task_rows(split, 1, key="one")
-
-
 def task_rows(split: str, num_parts: int, *, key: str) -> tuple[TaskRow, ...]:
     """Rows of `num_parts` questions that use every question of the split at most once.
 

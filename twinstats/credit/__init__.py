@@ -7,6 +7,7 @@ episodes in the same shape, and returns `Credit`.
 from typing import Any
 
 from twinstats.credit._budget_model import BudgetModel
+from twinstats.credit._checks import MOST_FORKS
 from twinstats.credit._context import Context
 from twinstats.credit._pheromones import Pheromones
 from twinstats.credit._tokens import whitened
@@ -216,4 +217,15 @@ def make(name: str, **options: Any) -> Method:
     return Method(name, METHODS[name], options)
 
 
-__all__ = ["METHODS", "Budget", "Memory", "Method", "Need", "assign", "choose", "make", "names"]
+__all__ = [
+    "METHODS",
+    "MOST_FORKS",
+    "Budget",
+    "Memory",
+    "Method",
+    "Need",
+    "assign",
+    "choose",
+    "make",
+    "names",
+]

@@ -5,6 +5,9 @@ Leaves out options that are words (`errors.unknown`).
 
 import math
 
+MOST_FORKS = 2**16 - 1
+"""Decisions of one turn, or draws of its luck, that a noise key can number."""
+
 
 def positive(**options: float) -> None:
     """Refuses what is not finite and above 0.
@@ -48,6 +51,19 @@ def count(**options: int) -> None:
     for name, value in options.items():
         if value < 1:
             raise ValueError(f"`{name}` must be at least 1, got {value}.")
+
+
+def at_most_forks(**options: float | int) -> None:
+    """Refuses more than `MOST_FORKS`: such a method would ask for forks until memory ends.
+
+    Raises:
+        ValueError: The first such option, by name.
+    """
+    for name, value in options.items():
+        if value > MOST_FORKS:
+            raise ValueError(
+                f"`{name}` must be at most {MOST_FORKS}, what noise keys can number, got {value}."
+            )
 
 
 def zero_or_one(**options: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from twinstats.credit import _coins
+from twinstats.credit._checks import at_most_forks
 from twinstats.credit.budget import Budget, BudgetMemory, Planned
 from twinstats.episodes import (
     DIFFERENT,
@@ -110,13 +111,14 @@ def choose(
     where there is hardly any (`TwinForm.weight` 0), because their credit is 0 whatever they give.
 
     Raises:
-        ValueError: `twins` below 1 without a budget, or a missing log-probability.
+        ValueError: `twins` below 1 or above 65,535 without a budget, or a missing log-probability.
     """
     if budget is not None:
         plan = (memory or BudgetMemory(budget)).plan(group)
     elif twins < 1:
         raise ValueError(f"`twins` must be at least 1 without a budget, got {twins}.")
     else:
+        at_most_forks(twins=twins)
         plan = _every_turn(group, twins)
     asked, measured = planned_forks(group, plan, budget, form or TwinForm())
     return Choice(plan=plan, twins=asked, measured=measured)

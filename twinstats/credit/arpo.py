@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from twinstats.credit._checks import at_least_zero, count, probability
+from twinstats.credit._checks import at_least_zero, at_most_forks, count, probability
 from twinstats.credit._tree import branch, coins, grown, leaf_credit, node_credit, scored
 from twinstats.credit.baseline import outcomes, standardised
 from twinstats.credit.inputs import needed
@@ -50,13 +50,14 @@ def arpo(
         sharing: What shared turns get.
 
     Raises:
-        ValueError: `leaves` or `beam` below 1, `base` outside [0, 1], a negative `weight`, an
-            unknown `sharing`, or an episode without `first_entropy`.
+        ValueError: `leaves` or `beam` below 1 or above 65,535, `base` outside [0, 1], a negative
+            `weight`, an unknown `sharing`, or an episode without `first_entropy`.
 
     Source: Dong et al., ARPO, arXiv 2507.19849; repository RUC-NLPIR/ARPO. There branching happens
     while episodes are played; here it looks back at them in the same order.
     """
     count(leaves=leaves, beam=beam)
+    at_most_forks(leaves=leaves, beam=beam)
     probability(base=base)
     at_least_zero(weight=weight)
     if sharing not in get_args(Sharing):

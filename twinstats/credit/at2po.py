@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from twinstats.credit._checks import at_least_zero
+from twinstats.credit._checks import at_least_zero, at_most_forks
 from twinstats.credit._tree import (
     ROOT,
     Tree,
@@ -60,12 +60,14 @@ def at2po(
         advantage: How a turn's credit comes from the values.
 
     Raises:
-        ValueError: A negative number, an unknown word, or a turn without entropy and logprob.
+        ValueError: A negative number, more than 65,535 forks, an unknown word, or a turn without
+            entropy and logprob.
 
     Source: AT2PO, arXiv 2601.04767; repository zzfoutofspace/ATPO. Its turn-level GSPO ratio
     belongs to the loss, and drawing 22 of the leaves changes nothing at the defaults.
     """
     at_least_zero(beam=beam, rounds=rounds, penalty=penalty)
+    at_most_forks(beam=beam, rounds=rounds)
     if node_value not in get_args(NodeValue):
         raise unknown("node_value", node_value, get_args(NodeValue))
     if advantage not in get_args(Advantage):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from twinstats.allocation import DiscordancePredictor
-from twinstats.credit._checks import at_least_zero, probability
+from twinstats.credit._checks import at_least_zero, at_most_forks, probability
 from twinstats.credit._coins import COUNT, coins
 from twinstats.episodes import Credit, Episode, Group
 
@@ -31,7 +31,7 @@ class Budget:
         fresh: Probability that a twin also gets a fresh-luck control.
 
     Raises:
-        ValueError: A negative ratio, or a probability outside [0, 1].
+        ValueError: A ratio below 0 or above 65,535, or a probability outside [0, 1].
     """
 
     ratio: float
@@ -41,6 +41,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         at_least_zero(ratio=self.ratio)
+        at_most_forks(ratio=self.ratio)
         probability(explore=self.explore, null=self.null, fresh=self.fresh)
 
 

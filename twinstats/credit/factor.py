@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from twinstats.credit._checks import count, positive
+from twinstats.credit._checks import at_most_forks, count, positive
 from twinstats.credit._teacher import softmax_weights, token_gaps, unit_weights
 from twinstats.credit.baseline import exact_mean, group_info, outcomes, uncomparable
 from twinstats.credit.inputs import needed
@@ -64,6 +64,7 @@ def factor(
     if value not in get_args(Value):
         raise unknown("value", value, get_args(Value))
     count(rollouts=rollouts, every=every)
+    at_most_forks(rollouts=rollouts)
     positive(temperature=temperature)
     if not 0 <= low <= 1 <= high:
         raise ValueError(f"`low` and `high` must hold 0 <= low <= 1 <= high, got {low}, {high}.")

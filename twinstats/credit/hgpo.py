@@ -68,6 +68,7 @@ def hgpo(
     labels = anchors("hgpo", episodes)
     returns = np.concatenate([returns_to_go(step_rewards(e), discount) for e in episodes])
     turns = [turn for episode in episodes for turn in range(episode.num_turns)]
+    history = min(history, max(turns, default=0))  # no turn has more states behind it
     terms = [
         within(_pasts(labels, turns, length), returns, scale) for length in range(1, history + 2)
     ]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from twinstats.credit._checks import at_least_zero
+from twinstats.credit._checks import at_least_zero, at_most_forks
 from twinstats.credit._tree import branch, scored
 from twinstats.credit.baseline import exact_mean, group_info, outcomes, standardised
 from twinstats.credit.inputs import needed
@@ -45,13 +45,15 @@ def prover(
         sequential: Stop a test early.
 
     Raises:
-        ValueError: `rollouts` below 2, a negative number, no `segments`, or a malformed one.
+        ValueError: `rollouts` below 2 or above 65,535, a negative number, no `segments`, or a
+            malformed one.
 
     Source: ProVer, 28 September 2026, known from a summary only; its cousin CSO: arXiv 2602.03412.
     """
     if rollouts < 2:
         raise ValueError(f"`rollouts` must be at least 2 for a standard error, got {rollouts}.")
     at_least_zero(threshold=threshold, weight=weight)
+    at_most_forks(rollouts=rollouts)
     return _tested(group, rollouts, threshold, weight, sequential)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from twinstats.credit._checks import at_least_zero, probability
+from twinstats.credit._checks import at_least_zero, at_most_forks, probability
 from twinstats.credit._tree import branch, coins, scored, tree_info
 from twinstats.credit.baseline import centred, exact_mean, outcomes
 from twinstats.credit.inputs import needed, returns_to_go, step_rewards
@@ -42,12 +42,13 @@ def rtmc(
         expansions: Turns of each episode that are sampled anew.
 
     Raises:
-        ValueError: A negative `prior` or `expansions`, `discount` outside [0, 1], or an episode
-            without `signature`.
+        ValueError: A negative `prior`, `expansions` below 0 or above 65,535, `discount` outside
+            [0, 1], or an episode without `signature`.
 
     Source: RTMC, arXiv 2604.11037, from notes and from GRAFT's appendix A.4. No repository.
     """
     at_least_zero(prior=prior, expansions=expansions)
+    at_most_forks(expansions=expansions)
     probability(discount=discount)
     return _visited(group, prior, discount, expansions)
 

@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from twinstats.credit._checks import at_least_zero, count
+from twinstats.credit._checks import at_least_zero, at_most_forks, count
 from twinstats.credit._tree import Place, branch, coins, leaf_credit, scored
 from twinstats.credit.baseline import outcomes, standardised
 from twinstats.episodes import Credit, Episode, Fork, Group
@@ -39,13 +39,14 @@ def tree_grpo(
             then z of that inside the tree.
 
     Raises:
-        ValueError: `expansions` below 0, `rounds` below 1, an unknown `norm`.
+        ValueError: `expansions` below 0, `rounds` below 1, either above 65,535, an unknown `norm`.
 
     Source: Ji et al., Tree-GRPO, arXiv 2509.21240, equations 6 and 7; repository
     AMAP-ML/Tree-GRPO. Its pruning to k leaves, and the reward "tree_diff", are left out.
     """
     at_least_zero(expansions=expansions)
     count(rounds=rounds)
+    at_most_forks(expansions=expansions, rounds=rounds)
     if norm not in get_args(Norm):
         raise unknown("norm", norm, get_args(Norm))
     return _continued(group, expansions, rounds, norm)

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from twinstats.credit._checks import at_least_zero
+from twinstats.credit._checks import at_least_zero, at_most_forks
 from twinstats.credit._tree import (
     ROOT,
     Tree,
@@ -61,11 +61,13 @@ def treerl(
         centring: How the mean that is taken off weighs the turns.
 
     Raises:
-        ValueError: A negative number, an unknown word, or a turn without log-probability.
+        ValueError: A negative number, more than 65,535 forks, an unknown word, or a turn without
+            log-probability.
 
     Source: Hou et al., TreeRL, ACL 2025, arXiv 2506.11902; repository THUDM/TreeRL.
     """
     at_least_zero(points=points, branches=branches, rounds=rounds)
+    at_most_forks(points=points, branches=branches, rounds=rounds)
     if weighting not in get_args(Weighting):
         raise unknown("weighting", weighting, get_args(Weighting))
     if centring not in get_args(Centring):

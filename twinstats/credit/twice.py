@@ -3,7 +3,7 @@
 from collections.abc import Generator
 from typing import Any
 
-from twinstats.credit._checks import at_least_zero
+from twinstats.credit._checks import at_least_zero, at_most_forks
 from twinstats.credit._twin_credit import Mixing, Reading, twin_credit
 from twinstats.credit._twin_forks import Coupling, TwinForm, choose
 from twinstats.credit.budget import Budget, BudgetMemory
@@ -65,16 +65,18 @@ def twice(
         memory: What a budget carries over steps; `make` supplies it.
 
     Raises:
-        ValueError: `twins` below 1 without a budget, a negative `draws`, an unknown `mixing` or
-            `coupling`, a missing log-probability, or options that exclude each other: `two_sided`
-            and `different` or `control_variate`; "augmented" and `two_sided` or `control_variate`;
-            `draws` and "maximal", which knows no factual tail under other luck.
+        ValueError: `twins` below 1 without a budget, a negative `draws`, more than 65,535 of
+            either, an unknown `mixing` or `coupling`, a missing log-probability, or options that
+            exclude each other: `two_sided` and `different` or `control_variate`; "augmented" and
+            `two_sided` or `control_variate`; `draws` and "maximal", which knows no factual tail
+            under other luck.
 
     Source: Surio et al., arXiv 2610.31544, known to us from a summary only: reconstructed.
     """
     if coupling not in ("gumbel", "maximal"):
         raise unknown("coupling", coupling, ("gumbel", "maximal"))
     at_least_zero(draws=draws)
+    at_most_forks(draws=draws)
     if draws and coupling == "maximal":
         raise ValueError(
             "`draws` excludes `coupling` 'maximal', which needs the factual's tail under the "

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from twinstats.credit._checks import count
+from twinstats.credit._checks import at_most_forks, count
 from twinstats.credit.baseline import exact_mean, group_info, outcomes
 from twinstats.episodes import FRESH, RESAMPLE, Credit, Episode, Fork, Group
 
@@ -30,11 +30,12 @@ def vine(group: Group, *, rollouts: int = 9) -> Generator[Any, Any, Credit]:
         rollouts: Continuations of each state (K, published default 9).
 
     Raises:
-        ValueError: `rollouts` below 1.
+        ValueError: `rollouts` below 1 or above 65,535.
 
     Source: Kazemnejad et al., VinePPO, arXiv 2410.01679; a turn is our step.
     """
     count(rollouts=rollouts)
+    at_most_forks(rollouts=rollouts)
     return valued(group, rollouts, _sample)
 
 

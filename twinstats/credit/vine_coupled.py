@@ -3,7 +3,7 @@
 from collections.abc import Generator
 from typing import Any
 
-from twinstats.credit._checks import count
+from twinstats.credit._checks import at_most_forks, count
 from twinstats.credit.vine import valued
 from twinstats.episodes import RESAMPLE, Credit, Episode, Fork, Group
 
@@ -25,11 +25,12 @@ def vine_coupled(group: Group, *, rollouts: int = 9) -> Generator[Any, Any, Cred
         rollouts: Draws of luck, and continuations of each state (as `vine`, default 9).
 
     Raises:
-        ValueError: `rollouts` below 1.
+        ValueError: `rollouts` below 1 or above 65,535.
 
     Source: Kazemnejad et al., VinePPO, arXiv 2410.01679; the coupling is this project's.
     """
     count(rollouts=rollouts)
+    at_most_forks(rollouts=rollouts)
     return valued(group, rollouts, _sample)
 
 

@@ -41,6 +41,7 @@ def run_step(world, method, step, *, tasks=4, rollouts=4):
         {"ratio": -0.1},
         {"ratio": np.inf},
         {"ratio": np.nan},
+        {"ratio": 1e300},
         {"ratio": 1.0, "explore": 1.1},
         {"ratio": 1.0, "null": -0.1},
         {"ratio": 1.0, "fresh": 2.0},

@@ -61,10 +61,11 @@ def test_without_history_it_is_the_step_term_of_gigpo(walk):
         np.testing.assert_allclose(own, both - outer, atol=1e-12)
 
 
-def test_only_whole_histories_are_compared(walk):
+@pytest.mark.parametrize("history", [5, 10**12])
+def test_only_whole_histories_are_compared(walk, history):
     # both B have A before them, but only the first has Z before that
     episodes = [walk(1.0, "ZAB"), walk(0.0, "AB", row=1)]
-    credit = hgpo(Group(Task("t"), episodes, 0, 0), discount=1.0, history=5, mode="mean_norm")
+    credit = hgpo(Group(Task("t"), episodes, 0, 0), discount=1.0, history=history, mode="mean_norm")
     np.testing.assert_allclose(credit.values[0], [0.0, 0.5, 0.5])
     np.testing.assert_allclose(credit.values[1], [-0.5, -0.5])
 

@@ -8,15 +8,14 @@ import torch
 
 from trainer.config import Config
 from trainer.distributed.processes import ALONE, Message, Processes
-from trainer.distributed.weights import (
-    equalise,
+from trainer.distributed.weights import equalise, shard, spread
+from trainer.learning.learner import Learner
+from trainer.learning.optimizer import (
     gathered_optimizer,
-    shard,
-    spread,
+    make_optimizer,
+    restore_optimizer,
     spread_optimizer,
 )
-from trainer.learning.learner import Learner
-from trainer.learning.optimizer import make_optimizer, restore_optimizer
 from trainer.learning.reference import reference_of
 from trainer.policy import Policy
 

@@ -11,9 +11,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from trainer.distributed.processes import Message, Processes
-from trainer.distributed.shares import Given, dealt, packed, share
 from trainer.distributed.weights import whole
 from trainer.learning.loss import Batch
+from trainer.learning.shares import Given, dealt, packed, share
 from trainer.learning.update_sums import UpdateSums
 from trainer.policy import Policy
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from trainer.distributed.learners import take_up
 from trainer.distributed.processes import Message
-from trainer.distributed.shares import unpacked
-from trainer.distributed.together import add_up, bring_together
-from trainer.distributed.weights import gathered_optimizer
 from trainer.learning.learner import Learner, new_sums, ready
+from trainer.learning.learners import take_up
+from trainer.learning.optimizer import gathered_optimizer
+from trainer.learning.shares import unpacked
+from trainer.learning.together import add_up, bring_together
 from trainer.learning.update_sums import UpdateSums
 
 
