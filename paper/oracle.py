@@ -5,11 +5,15 @@ credit methods against it. Leaves out what is made of them (`paper.figures`, `pa
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import polars as pl
 
+from paper import coupling
 from twinstats import logged_pairs
 from twinstats.board import REFERENCE, Curve, curves
+from twinstats.pairs import paired
+from twinstats.variance import variance_account
 
 COMMAND = "twice oracle RECIPE --out runs/oracle"
 PLACE = ["setting", "outcome"]
@@ -81,3 +85,30 @@ def beside_controls(forks: pl.DataFrame, kind: str) -> pl.DataFrame:
         twin_outcome=pl.col("fork"),
     )
     return logged_pairs.joined(own)
+
+
+def episodes(rows: pl.DataFrame) -> list[str]:
+    """The episode of each row, told apart from those of other runs."""
+    return [f"{run} {episode}" for run, episode in rows.select("run", "episode").iter_rows()]
+
+
+def mean(values: pl.Series, clusters: list[str]) -> dict[str, float | None]:
+    """A mean with its 95% t interval over clusters: what pairs with 0 have as their effect."""
+    result = paired(values.to_list(), [0.0] * len(values), cluster=clusters, test="t")
+    ends = result.confidence_interval(method="t") or (None, None)
+    return {"value": result.estimate, "low": ends[0], "high": ends[1]}
+
+
+def mean_square(forks: pl.DataFrame) -> dict[str, Any]:
+    """The mean of (factual - fork)^2, clustered by episode: what an account calls the floor.
+
+    Where no difference is seen, `is_bound` is true and `high` is the exact 95% bound on the share
+    of episodes with one.
+    """
+    factual, other = (forks[name].cast(pl.Float64).to_list() for name in ("factual", "fork"))
+    account = variance_account(factual, other, null=other, cluster=episodes(forks))
+    count = {"num_pairs": len(forks), "num_episodes": account.num_clusters}
+    if factual == other:
+        bound = 1 - 0.05 ** (1 / account.num_clusters)
+        return count | {"value": 0.0, "low": 0.0, "high": bound, "is_bound": True}
+    return count | coupling.measured(account, "floor") | {"is_bound": False}

@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from paper import coupling, logs, oracle, style
 from paper.figures.variance import FEWEST_CONTROLS
 from twinstats import logged_pairs
-from twinstats.variance import variance_account
 
 NEEDS = ("oracle_floor",)
 COMMAND = "twice oracle RECIPE --floor --out runs/floor"
@@ -95,7 +94,7 @@ def _squares(forks: pl.DataFrame) -> Iterator[dict[str, Any]]:
         if not played.is_empty():
             failed = {"num_failed": (twins if series == "pairs" else nulls)["fork"].null_count()}
             equal = {"equal_share": played["equal"].cast(pl.Float64).mean()}
-            yield {"series": series} | failed | equal | _mean_square(played)
+            yield {"series": series} | failed | equal | oracle.mean_square(played)
 
 
 def _logprobs(forks: pl.DataFrame) -> Iterator[dict[str, Any]]:
@@ -105,18 +104,6 @@ def _logprobs(forks: pl.DataFrame) -> Iterator[dict[str, Any]]:
         counts = {"num_pairs": len(told), "num_episodes": told.n_unique(["run", "episode"])}
         gap = {"value": told["logprob_gap"].cast(pl.Float64).max(), "is_bound": False}
         yield {"series": "logprob"} | counts | gap
-
-
-def _mean_square(forks: pl.DataFrame) -> dict[str, Any]:
-    """The mean of (factual - fork)^2, clustered by episode: what an account calls the floor."""
-    factual, other = (forks[name].cast(pl.Float64).to_list() for name in ("factual", "fork"))
-    episodes = [f"{run} {episode}" for run, episode in forks.select("run", "episode").iter_rows()]
-    account = variance_account(factual, other, null=other, cluster=episodes)
-    count = {"num_pairs": len(forks), "num_episodes": account.num_clusters}
-    if factual == other:
-        bound = 1 - 0.05 ** (1 / account.num_clusters)
-        return count | {"value": 0.0, "low": 0.0, "high": bound, "is_bound": True}
-    return count | coupling.measured(account, "floor") | {"is_bound": False}
 
 
 def _gains(forks: pl.DataFrame) -> Iterator[dict[str, Any]]:

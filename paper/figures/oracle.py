@@ -41,6 +41,8 @@ SCHEMA = {
     "method": pl.String,
     "knob": pl.Float64,
     "tokens": pl.Float64,
+    "tokens_low": pl.Float64,
+    "tokens_high": pl.Float64,
     "value": pl.Float64,
     "low": pl.Float64,
     "high": pl.Float64,
@@ -50,7 +52,11 @@ SCHEMA = {
     "reason": pl.String,
     "num_rollouts": pl.Float64,
     "noise_share": pl.Float64,
+    "mean_outcome": pl.Float64,
+    "mean_low": pl.Float64,
+    "mean_high": pl.Float64,
 }
+_REFERENCE = list(SCHEMA)[-5:]
 
 
 def table(runs: Sequence[Path]) -> pl.DataFrame:
@@ -60,8 +66,9 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     squared error against the reference less the reference's own noise, over the mean square of
     the reference less the same noise: 1 is what no credit has, and it may be negative by chance.
     Methods whose scale does not estimate the advantage: after one least-squares scale fitted on
-    the other batches. `reason`: why `value` is null. `num_rollouts` (median, a turn) and
-    `noise_share` (of the reference's square) describe the reference, where `oracle_turns` is there.
+    the other batches. `reason`: why `value` is null. `num_rollouts` (median, a turn), `noise_share`
+    (of the reference's square) and the `mean_outcome` of the episodes describe what the reference
+    is of, where `oracle_turns` is there.
 
     Raises:
         MissingLogs: The study was not run.
@@ -75,20 +82,34 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
         for method, curve in board.items()
         for row in _curve_rows(curve)
     ]
-    known = pl.DataFrame(rows, schema={name: SCHEMA[name] for name in list(SCHEMA)[:-2]})
+    known = pl.DataFrame(rows, schema={name: SCHEMA[name] for name in list(SCHEMA)[:-5]})
     return known.join(_references(turns), on=oracle.PLACE, how="left", maintain_order="left")
 
 
 def _references(turns: pl.DataFrame | None) -> pl.DataFrame:
-    """How sure the reference of each setting and outcome is."""
+    """How sure the reference of each setting and outcome is, and how well its episodes end."""
+    schema = {name: SCHEMA[name] for name in (*oracle.PLACE, *_REFERENCE)}
     if turns is None:
-        return pl.DataFrame(schema={n: SCHEMA[n] for n in (*oracle.PLACE, *list(SCHEMA)[-2:])})
-    size = pl.col("reference").pow(2).sum()
-    noise = pl.col("reference_stderr").pow(2).sum()
-    return turns.group_by(oracle.PLACE, maintain_order=True).agg(
-        num_rollouts=pl.col("num_rollouts").median(),
-        noise_share=pl.when(size > 0).then(noise / size),
-    )
+        return pl.DataFrame(schema=schema)
+    places = turns.group_by(oracle.PLACE, maintain_order=True)
+    return pl.DataFrame([_reference(own) for _, own in places], schema=schema)
+
+
+def _reference(turns: pl.DataFrame) -> dict[str, Any]:
+    """A row of `_references`; an episode is named by its batch and its place in it."""
+    size = float(turns["reference"].pow(2).sum())
+    noise = float(turns["reference_stderr"].pow(2).sum())
+    own = turns.unique(["run", "episode"], keep="first", maintain_order=True)
+    batches = [name.rpartition("/")[0] for name in oracle.episodes(own)]
+    mean = oracle.mean(own["factual"], batches)
+    return {
+        **turns.select(oracle.PLACE).row(0, named=True),
+        "num_rollouts": turns["num_rollouts"].median(),
+        "noise_share": noise / size if size > 0 else None,
+        "mean_outcome": mean["value"],
+        "mean_low": mean["low"],
+        "mean_high": mean["high"],
+    }
 
 
 def _curve_rows(curve: Curve) -> Iterator[dict[str, Any]]:
@@ -97,19 +118,23 @@ def _curve_rows(curve: Curve) -> Iterator[dict[str, Any]]:
     if curve.reason is not None:
         yield blank | {"num_batches": 0, "reason": curve.reason}
         return
-    spent = (curve.budget - 1).mean(axis=0)
     for index, knob in enumerate(curve.knobs):
         errors = curve.metrics["mse"][:, index]
-        row = blank | {"knob": float(knob), "tokens": float(spent[index])}
+        row = blank | {"knob": float(knob)} | _tokens(curve.budget[:, index] - 1)
         if np.isnan(errors).any():
             yield row | {"num_batches": 0, "reason": read_curve(curve, "mse", 1.0)[1]}
         else:
             yield row | _mean(errors) | {"num_batches": len(errors), "reason": None}
 
 
-def _mean(errors: np.ndarray) -> dict[str, float | None]:
-    low, high = mean_interval(errors) or (None, None)
-    return {"value": float(errors.mean()), "low": low, "high": high}
+def _tokens(spent: np.ndarray) -> dict[str, float | None]:
+    mean = _mean(spent)
+    return {"tokens": mean["value"], "tokens_low": mean["low"], "tokens_high": mean["high"]}
+
+
+def _mean(values: np.ndarray) -> dict[str, float | None]:
+    low, high = mean_interval(values) or (None, None)
+    return {"value": float(values.mean()), "low": low, "high": high}
 
 
 def family(method: str) -> str | None:

@@ -11,11 +11,11 @@ import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy import stats
 
 from paper import coupling, logs, oracle, style
 from paper.figures.variance import FEWEST_CONTROLS
 from twinstats import logged_pairs
-from twinstats.pairs import paired
 
 NEEDS = ("oracle_forks",)
 COMMAND = oracle.COMMAND
@@ -26,6 +26,7 @@ KINDS = ("twin", "maximal")
 MOST_ROWS = 4
 TAIL_BINS = 4
 _APART = 0.03  # series beside each other, of the width of a panel
+_RESAMPLES = 1999  # of the medians
 _BEYOND = 4  # how far over the values a panel shows their bars
 EQUAL_EDGES = (0.25, 0.5, 0.75)
 PANELS = {
@@ -60,6 +61,8 @@ SCHEMA = {
     "high": pl.Float64,
     "num_pairs": pl.Int64,
     "equal_share": pl.Float64,
+    "equal_low": pl.Float64,
+    "equal_high": pl.Float64,
 }
 
 
@@ -72,8 +75,11 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     equal decisions among the other alternatives of the same turn (its own decision would choose
     by what is measured). Panel "agreement": the share of later turns that are the factual's, by
     slot, of forks whose decision is another. Panel "first": the median number of tokens after it
-    that are the factual's before the first that is not; null where most never differ. Cells with
-    fewer than 20 pairs that have a control are left out.
+    that are the factual's before the first that is not, with the percentiles of a bootstrap over
+    episodes; no row where most never differ, null for an end where half do not. Panel "null": the
+    share of null twins that drew other tokens or failed, `high` the exact bound on the share of
+    episodes with one where none did. Cells with fewer than 20 pairs that have a control are left
+    out.
 
     Raises:
         MissingLogs: The study was not run, or has no twins with controls.
@@ -83,9 +89,9 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     if forks is not None:
         for (setting, outcome), own in forks.group_by(oracle.PLACE, maintain_order=True):
             known = {"setting": setting, "outcome": outcome}
-            found = (*_gain_rows(own), *_agreement_rows(own))
+            found = (*_gain_rows(own), *_agreement_rows(own), *_null_rows(own))
             rows += [known | row for row in found]
-    if not rows:
+    if all(row["panel"] == "null" for row in rows):
         enough = f"turn with {FEWEST_CONTROLS} twins that have a control"
         raise logs.missing("twins", NEEDS, runs, COMMAND, rows=enough)
     return pl.DataFrame(rows, schema=SCHEMA)
@@ -109,11 +115,13 @@ def _gains(own: pl.DataFrame) -> Iterator[dict[str, Any]]:
         return
     account = logged_pairs.account(own)
     assert account is not None
+    equal = coupling.measured(account, "equal_share")
+    shares = {"equal_low": equal["low"], "equal_high": equal["high"]}
     for series, gain in coupling.gains(account).items():
-        yield gain | {
+        yield gain | shares | {
             "series": series,
             "num_pairs": num_pairs,
-            "equal_share": account.equal_share,
+            "equal_share": equal["value"],
         }
 
 
@@ -156,24 +164,53 @@ def _agreement_rows(forks: pl.DataFrame) -> Iterator[dict[str, Any]]:
             of_kind.drop_nulls("agree_turns").sort("slot").group_by("slot", maintain_order=True)
         ):
             where = {"panel": "agreement", "place": float(str(slot)), "num_pairs": len(own)}
-            yield known | where | _mean(own)
+            yield known | where | oracle.mean(own["agree_turns"], oracle.episodes(own))
         if (first := _first(of_kind)) is not None:
             where = {"panel": "first", "place": None, "num_pairs": len(of_kind)}
-            yield known | where | {"value": first, "low": None, "high": None}
+            yield known | where | first
 
 
-def _mean(own: pl.DataFrame) -> dict[str, float | None]:
-    """The mean agreement, clustered by episode: what pairs with 0 have as their effect."""
-    episodes = [f"{run} {episode}" for run, episode in own.select("run", "episode").iter_rows()]
-    result = paired(own["agree_turns"].to_list(), [0.0] * len(own), cluster=episodes, test="t")
-    ends = result.confidence_interval(method="t") or (None, None)
-    return {"value": result.estimate, "low": ends[0], "high": ends[1]}
-
-
-def _first(own: pl.DataFrame) -> float | None:
+def _first(own: pl.DataFrame) -> dict[str, float | None] | None:
     """The median number of tokens to the first difference; null where most have none."""
-    median = float(np.median(own["first_differing"].cast(pl.Float64).fill_null(np.inf)))
-    return median if np.isfinite(median) else None
+    numbers = own["first_differing"].cast(pl.Float64).fill_null(np.inf).to_numpy()
+    median = float(np.median(numbers))
+    if not np.isfinite(median):
+        return None
+    values, ends = _median_ends(numbers, np.unique(oracle.episodes(own), return_inverse=True)[1])
+    low, high = (float(values[end]) if np.isfinite(values[end]) else None for end in ends)
+    return {"value": median, "low": low, "high": high}
+
+
+def _median_ends(numbers: np.ndarray, episode: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
+    """The numbers in order, each once, and the places among them of the median's interval."""
+    values, place = np.unique(numbers, return_inverse=True)
+    counts = np.zeros((episode.max() + 1, len(values)))
+    np.add.at(counts, (episode, place), 1)
+
+    def median_place(chosen: np.ndarray, axis: int) -> np.ndarray:
+        reached = counts[chosen].sum(axis=-2).cumsum(axis=-1)
+        return np.asarray((2 * reached >= reached[..., -1:]).argmax(axis=-1))
+
+    found = stats.bootstrap(
+        (np.arange(len(counts)),),
+        median_place,
+        n_resamples=_RESAMPLES,
+        batch=100,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return values, (int(np.floor(found.low)), int(np.ceil(found.high)))
+
+
+def _null_rows(forks: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    """Null twins that drew other tokens, or failed: the replay's own exactness."""
+    nulls = forks.filter(kind="null")
+    if not nulls.is_empty():
+        same = pl.col("fork").is_not_null() & pl.col("first_differing").is_null()
+        asked = nulls.with_columns(factual=pl.lit(1.0), fork=same.cast(pl.Float64))
+        found = oracle.mean_square(asked)
+        kept = {name: found[name] for name in ("value", "low", "high", "num_pairs")}
+        yield kept | {"panel": "null", "kind": "null", "series": "differing", "place": None}
 
 
 @style.styled
@@ -261,7 +298,19 @@ def caption(table: pl.DataFrame) -> str:
     for setting in table["setting"].unique(maintain_order=True):
         first = table.drop_nulls("value").filter(panel="first", setting=setting)
         first = first.unique("kind", keep="first", maintain_order=True)
-        said = [f"{kind} {value:g}" for kind, value in first.select("kind", "value").iter_rows()]
+        said = [_median_text(row) for row in first.to_dicts()]
         if said:
             text += f" Median tokens until the first that differs, {setting}: {', '.join(said)}."
+        nulls = table.filter(panel="null", setting=setting).head(1)
+        text += "".join(
+            f" Null twins that drew other tokens, {setting}: {row['value']:.1%} of "
+            f"{row['num_pairs']}, at most {row['high']:.1%} of episodes."
+            for row in nulls.to_dicts()
+            if row["high"] is not None
+        )
     return text + oracle.left_out(gains, MOST_ROWS)
+
+
+def _median_text(row: dict[str, Any]) -> str:
+    low, high = ("∞" if row[end] is None else f"{row[end]:g}" for end in ("low", "high"))
+    return f"{row['kind']} {row['value']:g} [{low}, {high}]"

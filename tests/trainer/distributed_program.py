@@ -15,7 +15,7 @@ import torch
 from trainer.config import Config, ModelConfig, changed
 from trainer.distributed.processes import Message, joined
 from trainer.distributed.weights import whole
-from trainer.learning.learners import make_learner, optimizer_tensors, restore_learner
+from trainer.learning.learner_state import make_learner, optimizer_tensors, restore_learner
 from trainer.learning.optimizer import trained_parameters
 from trainer.learning.worker import serve
 from trainer.policy import Policy, build_model

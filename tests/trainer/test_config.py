@@ -83,6 +83,8 @@ def test_a_word_without_equals_is_refused():
         ("loss.max_kl=-1", "`loss.max_kl` must be above 0"),
         ("rollout.temperature=0", "`rollout.temperature` must be above 0"),
         ("rollout.max_batch=0", "`rollout.max_batch` must be at least 1"),
+        ("rollout.group_size=70000", "`rollout.group_size` must be at most 65535, got 70000"),
+        ("credit.budget=1e300", "`credit.budget` must be at most 65535"),
         ("checkpoint.every=0", "`checkpoint.every` must be at least 1"),
         ("checkpoint.keep=0", "`checkpoint.keep` must be at least 1"),
         ("length.steps=-1", "`length.steps` must be at least 0"),

@@ -64,6 +64,7 @@ _MOST: dict[str, float] = {  # a noise key has 16 bits for the number of a twin
     "credit.rollouts": 65_535,
     "credit.budget": 65_535,
     "evaluation.samples": 65_535,  # beyond it, memory ends before the answers do
+    "rollout.group_size": 65_535,  # as well
 }
 _POSITIVE = (
     "rollout.temperature",

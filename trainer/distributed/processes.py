@@ -1,4 +1,4 @@
-"""The processes that `torchrun` or `accelerate launch` started, and what they tell each other.
+"""The processes that `torchrun` started, and what they tell each other.
 
 Messages go from rank 0 to one rank and back as safetensors: nothing is unpickled. Leaves out what
 is computed together (`trainer.learning`).

@@ -16,12 +16,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from trainer.config import Config, LossConfig
 from trainer.distributed.processes import ALONE, Message, Processes
 from trainer.distributed.weights import logprobs_of, sum_gradients, whole
+from trainer.learning.collectives import add_up, bring_together, deal
 from trainer.learning.credited import engine_logprobs, filtered, has_credit
 from trainer.learning.loss import Batch, Logprobs, make_batch, policy_loss, turn_sums
 from trainer.learning.optimizer import learning_rate, trained_parameters
 from trainer.learning.reference import needs_reference, reference_of
 from trainer.learning.shares import Given, assembled
-from trainer.learning.together import add_up, bring_together, deal
 from trainer.learning.update_sums import UpdateSums
 from trainer.policy import Policy
 from trainer.policy.lora import adapters_off

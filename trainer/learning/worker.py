@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from trainer.distributed.processes import Message
+from trainer.learning.collectives import add_up, bring_together
 from trainer.learning.learner import Learner, new_sums, ready
-from trainer.learning.learners import take_up
+from trainer.learning.learner_state import take_up
 from trainer.learning.optimizer import gathered_optimizer
 from trainer.learning.shares import unpacked
-from trainer.learning.together import add_up, bring_together
 from trainer.learning.update_sums import UpdateSums
 
 

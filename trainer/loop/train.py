@@ -11,7 +11,7 @@ from pathlib import Path
 from trainer.config import Config
 from trainer.distributed.processes import ALONE, Message, Processes
 from trainer.evaluation.evaluate import Evaluation, evaluate
-from trainer.learning.learners import make_learner
+from trainer.learning.learner_state import make_learner
 from trainer.learning.worker import serve
 from trainer.loop.meters import Stopwatch, memory
 from trainer.loop.sigterm import Sigterm

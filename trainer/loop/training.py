@@ -12,7 +12,7 @@ import torch
 
 from trainer.config import MACHINE, Config, from_dict
 from trainer.learning.learner import Learner
-from trainer.learning.learners import optimizer_tensors, restore_learner
+from trainer.learning.learner_state import optimizer_tensors, restore_learner
 from trainer.learning.optimizer import trained_parameters
 from trainer.loop.checkpoint import (
     Checkpoint,
