@@ -83,12 +83,13 @@ def run_training(
         UsageError: A run that cannot be made.
         Stopped: SIGTERM came.
     """
-    from trainer.distributed.processes import joined
+    with Sigterm() as sigterm:
+        from trainer.distributed.processes import joined  # takes seconds: SIGTERM may come
 
-    with Sigterm() as sigterm, joined() as processes:
-        if processes.leads:
-            return _trained(config, out, sigterm, processes, resume=resume, fallback=fallback)
-        return _followed(config, out, processes)
+        with joined() as processes:
+            if processes.leads:
+                return _trained(config, out, sigterm, processes, resume=resume, fallback=fallback)
+            return _followed(config, out, processes)
 
 
 def _followed(config: Config, out: Path, processes: "Processes") -> Path:

@@ -61,7 +61,11 @@ class Policy:
             [[number] for number in range(len(self.tokenizer))], clean_up_tokenization_spaces=False
         )
         if not all(any(text in one for one in told) for text in texts):
-            raise UsageError(f"The tokenizer must hold {', '.join(texts)} as tokens.")
+            place = self.tokenizer.name_or_path
+            raise UsageError(
+                f"The tokenizer must hold {', '.join(texts)} as tokens, "
+                f"got {len(told)} tokens without{f' in {place}' if place else ''}."
+            )
         return frozenset(n for n, one in enumerate(told) if any(text in one for text in texts))
 
     def save(self, folder: Path) -> None:
