@@ -4,13 +4,14 @@ The study (of the trainer) estimates the truth of an agent's turns by many rollo
 credit methods against it. Leaves out what is made of them (`paper.figures`, `paper.tables`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from paper import coupling
-from twinstats import logged_pairs
+from paper import coupling, logs
+from twinstats import logged_pairs, records
 from twinstats.board import REFERENCE, Curve, curves
 from twinstats.pairs import paired
 from twinstats.variance import variance_account
@@ -62,17 +63,37 @@ def left_out(table: pl.DataFrame, most: int) -> str:
     return f" In the table only: {'; '.join(lost)}." if lost else ""
 
 
+def read(runs: Sequence[Path], table: str) -> pl.DataFrame | None:
+    """A table of episodes as `logs.read` has it, with the `task` of each: what clusters them.
+
+    An episode is named by its step and its row in it, and rows go task by task.
+    """
+    rows = logs.read(runs, table)
+    if rows is None:
+        return None
+    names = logs.labels(runs)
+    sizes = {names[run]: _group_size(records.read_run(run)) for run in runs}
+    step, row = (pl.col("episode").str.split("/").list.get(place) for place in (0, 1))
+    group = row.cast(pl.Int64) // pl.col("run").replace_strict(sizes, return_dtype=pl.Int64)
+    return rows.with_columns(task=pl.format("{} {}/{}", "run", step, group))
+
+
+def _group_size(description: dict[str, Any]) -> int:
+    """Episodes of a task: one where tasks were not played in groups."""
+    leaves = records.flatten(description.get("configuration") or {})
+    return int(leaves.get("oracle.group_size") or 1)
+
+
 def beside_controls(forks: pl.DataFrame, kind: str) -> pl.DataFrame:
     """Forks of a kind with shared luck, each with its control, as `logged_pairs.joined` has them.
 
-    The episode takes the place of the task, so that accounts are clustered by it.
-
     Args:
-        forks: Rows of `oracle_forks` of one setting and outcome.
+        forks: Rows of `oracle_forks` of one setting and outcome, read by `read`.
         kind: "twin" or "maximal".
     """
     own = forks.filter(pl.col("kind").is_in([kind, "control"])).select(
         "run",
+        "task",
         "turn",
         "slot",
         "alternative",
@@ -80,21 +101,16 @@ def beside_controls(forks: pl.DataFrame, kind: str) -> pl.DataFrame:
         "equal",
         kind=pl.col("kind").replace(kind, "twin"),
         factual=pl.col("episode"),
-        task=pl.col("episode"),
         factual_outcome=pl.col("factual"),
         twin_outcome=pl.col("fork"),
     )
     return logged_pairs.joined(own)
 
 
-def episodes(rows: pl.DataFrame) -> list[str]:
-    """The episode of each row, told apart from those of other runs."""
-    return [f"{run} {episode}" for run, episode in rows.select("run", "episode").iter_rows()]
-
-
-def mean(values: pl.Series, clusters: list[str]) -> dict[str, float | None]:
-    """A mean with its 95% t interval over clusters: what pairs with 0 have as their effect."""
-    result = paired(values.to_list(), [0.0] * len(values), cluster=clusters, test="t")
+def mean(rows: pl.DataFrame, name: str) -> dict[str, float | None]:
+    """A column's mean, 95% t interval clustered by task: what pairs with 0 have as their effect."""
+    clusters = rows["task"].to_list()
+    result = paired(rows[name].to_list(), [0.0] * len(rows), cluster=clusters, test="t")
     ends = result.confidence_interval(method="t") or (None, None)
     return {"value": result.estimate, "low": ends[0], "high": ends[1]}
 
@@ -106,7 +122,8 @@ def mean_square(forks: pl.DataFrame) -> dict[str, Any]:
     of episodes with one.
     """
     factual, other = (forks[name].cast(pl.Float64).to_list() for name in ("factual", "fork"))
-    account = variance_account(factual, other, null=other, cluster=episodes(forks))
+    episodes = [f"{run} {episode}" for run, episode in forks.select("run", "episode").iter_rows()]
+    account = variance_account(factual, other, null=other, cluster=episodes)
     count = {"num_pairs": len(forks), "num_episodes": account.num_clusters}
     if factual == other:
         bound = 1 - 0.05 ** (1 / account.num_clusters)

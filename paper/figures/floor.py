@@ -67,7 +67,7 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     Raises:
         MissingLogs: The study was not run, or has no null twin.
     """
-    forks = logs.read(runs, "oracle_floor")
+    forks = oracle.read(runs, "oracle_floor")
     rows: list[dict[str, Any]] = []
     if forks is not None:
         key = [*oracle.PLACE, "variant"]

@@ -68,12 +68,12 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     Methods whose scale does not estimate the advantage: after one least-squares scale fitted on
     the other batches. `reason`: why `value` is null. `num_rollouts` (median, a turn), `noise_share`
     (of the reference's square) and the `mean_outcome` of the episodes describe what the reference
-    is of, where `oracle_turns` is there.
+    is of, clustered by task, where `oracle_turns` is there.
 
     Raises:
         MissingLogs: The study was not run.
     """
-    points, turns = (logs.read(runs, name) for name in NEEDS)
+    points, turns = logs.read(runs, NEEDS[0]), oracle.read(runs, NEEDS[1])
     if points is None:
         raise logs.missing("oracle", NEEDS[:1], runs, COMMAND)
     rows = [
@@ -96,12 +96,10 @@ def _references(turns: pl.DataFrame | None) -> pl.DataFrame:
 
 
 def _reference(turns: pl.DataFrame) -> dict[str, Any]:
-    """A row of `_references`; an episode is named by its batch and its place in it."""
     size = float(turns["reference"].pow(2).sum())
     noise = float(turns["reference_stderr"].pow(2).sum())
-    own = turns.unique(["run", "episode"], keep="first", maintain_order=True)
-    batches = [name.rpartition("/")[0] for name in oracle.episodes(own)]
-    mean = oracle.mean(own["factual"], batches)
+    episodes = turns.unique(["run", "episode"], keep="first", maintain_order=True)
+    mean = oracle.mean(episodes, "factual")
     return {
         **turns.select(oracle.PLACE).row(0, named=True),
         "num_rollouts": turns["num_rollouts"].median(),

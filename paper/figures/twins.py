@@ -67,7 +67,7 @@ SCHEMA = {
 
 
 def table(runs: Sequence[Path]) -> pl.DataFrame:
-    """Rows of the panels of each setting and outcome, with 95% intervals clustered by episode.
+    """Rows of the panels of each setting and outcome, with 95% intervals clustered by task.
 
     Panels "slot", "tail" and "equal": `value` the coupling gain of forks with shared luck (`kind`
     "twin" or "maximal") over their controls, `series` "raw" or "deduplicated"; `place` the slot
@@ -76,7 +76,7 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     by what is measured). Panel "agreement": the share of later turns that are the factual's, by
     slot, of forks whose decision is another. Panel "first": the median number of tokens after it
     that are the factual's before the first that is not, with the percentiles of a bootstrap over
-    episodes; no row where most never differ, null for an end where half do not. Panel "null": the
+    tasks; no row where most never differ, null for an end where half do not. Panel "null": the
     share of null twins that drew other tokens or failed, `high` the exact bound on the share of
     episodes with one where none did. Cells with fewer than 20 pairs that have a control are left
     out.
@@ -84,7 +84,7 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     Raises:
         MissingLogs: The study was not run, or has no twins with controls.
     """
-    forks = logs.read(runs, "oracle_forks")
+    forks = oracle.read(runs, "oracle_forks")
     rows: list[dict[str, Any]] = []
     if forks is not None:
         for (setting, outcome), own in forks.group_by(oracle.PLACE, maintain_order=True):
@@ -116,13 +116,14 @@ def _gains(own: pl.DataFrame) -> Iterator[dict[str, Any]]:
     account = logged_pairs.account(own)
     assert account is not None
     equal = coupling.measured(account, "equal_share")
-    shares = {"equal_low": equal["low"], "equal_high": equal["high"]}
+    known = {
+        "num_pairs": num_pairs,
+        "equal_share": equal["value"],
+        "equal_low": equal["low"],
+        "equal_high": equal["high"],
+    }
     for series, gain in coupling.gains(account).items():
-        yield gain | shares | {
-            "series": series,
-            "num_pairs": num_pairs,
-            "equal_share": equal["value"],
-        }
+        yield gain | known | {"series": series}
 
 
 def _slots(pairs: pl.DataFrame) -> Iterator[tuple[float, pl.DataFrame]]:
@@ -164,7 +165,7 @@ def _agreement_rows(forks: pl.DataFrame) -> Iterator[dict[str, Any]]:
             of_kind.drop_nulls("agree_turns").sort("slot").group_by("slot", maintain_order=True)
         ):
             where = {"panel": "agreement", "place": float(str(slot)), "num_pairs": len(own)}
-            yield known | where | oracle.mean(own["agree_turns"], oracle.episodes(own))
+            yield known | where | oracle.mean(own, "agree_turns")
         if (first := _first(of_kind)) is not None:
             where = {"panel": "first", "place": None, "num_pairs": len(of_kind)}
             yield known | where | first
@@ -176,20 +177,20 @@ def _first(own: pl.DataFrame) -> dict[str, float | None] | None:
     median = float(np.median(numbers))
     if not np.isfinite(median):
         return None
-    values, ends = _median_ends(numbers, np.unique(oracle.episodes(own), return_inverse=True)[1])
+    values, ends = _median_ends(numbers, np.unique(own["task"], return_inverse=True)[1])
     low, high = (float(values[end]) if np.isfinite(values[end]) else None for end in ends)
     return {"value": median, "low": low, "high": high}
 
 
-def _median_ends(numbers: np.ndarray, episode: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
+def _median_ends(numbers: np.ndarray, task: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
     """The numbers in order, each once, and the places among them of the median's interval."""
     values, place = np.unique(numbers, return_inverse=True)
-    counts = np.zeros((episode.max() + 1, len(values)))
-    np.add.at(counts, (episode, place), 1)
+    counts = np.zeros((task.max() + 1, len(values)))
+    np.add.at(counts, (task, place), 1)
 
     def median_place(chosen: np.ndarray, axis: int) -> np.ndarray:
         reached = counts[chosen].sum(axis=-2).cumsum(axis=-1)
-        return np.asarray((2 * reached >= reached[..., -1:]).argmax(axis=-1))
+        return np.asarray((2 * reached >= reached[..., -1:]).argmax(axis=-1), np.float64)
 
     found = stats.bootstrap(
         (np.arange(len(counts)),),
@@ -289,7 +290,7 @@ def caption(table: pl.DataFrame) -> str:
         "by the tokens after that turn, by the share of equal decisions among the other "
         "alternatives of the turn; raw, and deduplicated (equal decisions count as difference 0), "
         "which is what coupling itself gives. Last panels: the share of later turns that are the "
-        "factual's after another decision. Bars: 95% intervals clustered by episode; those that "
+        "factual's after another decision. Bars: 95% intervals clustered by task; those that "
         "leave their panel are in the table."
     )
     gains = _gains_of(table)
@@ -301,16 +302,18 @@ def caption(table: pl.DataFrame) -> str:
         said = [_median_text(row) for row in first.to_dicts()]
         if said:
             text += f" Median tokens until the first that differs, {setting}: {', '.join(said)}."
-        nulls = table.filter(panel="null", setting=setting).head(1)
-        text += "".join(
-            f" Null twins that drew other tokens, {setting}: {row['value']:.1%} of "
-            f"{row['num_pairs']}, at most {row['high']:.1%} of episodes."
-            for row in nulls.to_dicts()
-            if row["high"] is not None
-        )
+        nulls = table.drop_nulls("value").filter(panel="null", setting=setting).head(1)
+        text += "".join(map(_null_text, nulls.to_dicts()))
     return text + oracle.left_out(gains, MOST_ROWS)
 
 
 def _median_text(row: dict[str, Any]) -> str:
     low, high = ("∞" if row[end] is None else f"{row[end]:g}" for end in ("low", "high"))
     return f"{row['kind']} {row['value']:g} [{low}, {high}]"
+
+
+def _null_text(row: dict[str, Any]) -> str:
+    found = f"{row['value']:.1%}"
+    if row["value"] == 0:
+        found = f"none, at most {row['high']:.1%} of episodes"
+    return f" Of {row['num_pairs']} null twins, {row['setting']}, drew other tokens: {found}."

@@ -79,16 +79,20 @@ def refused(settings=("facts", "text"), outcomes=OUTCOMES, num_batches=6):
 
 
 def turns(settings=("facts", "text"), outcomes=OUTCOMES, num_episodes=6):
-    """Rows of `oracle_turns`: references of size .2 whose noise is a fifth of their square."""
+    """Rows of `oracle_turns`: references of size .2 whose noise is a fifth of their square.
+
+    Batches of two episodes that end alike: in .25, .5, .25 and so on.
+    """
     return [
         {
             "setting": setting,
             "outcome": outcome,
-            "episode": f"0/{row}",
+            "episode": f"{row // 2}/{row % 2}",
             "turn": turn,
             "slot": turn,
             "part": 0,
             "tail_tokens": 10 * (4 - turn),
+            "factual": 0.5 if row // 2 % 2 else 0.25,
             "reference": 0.2 * (-1) ** row,
             "reference_stderr": 0.2 / np.sqrt(5),
             "num_rollouts": 64,

@@ -28,6 +28,7 @@ def test_errors_have_the_references_noise_taken_out(table):
     """A method's error is slope / tokens + floor of the mean square, whatever the noise."""
     rows = own(table, "twice")
     assert rows["tokens"].to_list() == pytest.approx([1.0, 3.0, 9.0])
+    assert rows["tokens_low"].equals(rows["tokens"])  # the same in all batches
     assert rows["value"].to_list() == pytest.approx([0.52, 0.5 / 3 + 0.02, 0.5 / 9 + 0.02])
     factors = 1 + 0.1 * (np.arange(6) - 2.5)
     low, high = stats.t.interval(0.95, 5, 0.52, stats.sem(0.52 * factors))
@@ -78,6 +79,28 @@ def test_the_reference_is_described_where_its_turns_are_logged(table, tmp_path):
     alone = synthetic.study_run(tmp_path / "alone", oracle_points=oracle_logs.points())
     assert figure.table([alone])["noise_share"].null_count() == len(figure.table([alone]))
     assert "Reference of" not in figure.caption(figure.table([alone]))
+
+
+def test_the_mean_outcome_is_clustered_by_batch(table, tmp_path):
+    """Episodes of a batch end alike, so that three batches are three observations."""
+    (row,) = own(table, "twice").head(1).to_dicts()
+    ends = stats.t.interval(0.95, 2, 1 / 3, stats.sem([0.25, 0.5, 0.25]))
+    assert row["mean_outcome"] == pytest.approx(1 / 3)
+    assert (row["mean_low"], row["mean_high"]) == pytest.approx(ends)
+    tables = {"oracle_points": oracle_logs.points(), "oracle_turns": oracle_logs.turns()}
+    again = [synthetic.study_run(tmp_path / name, **tables) for name in ("a", "b")]
+    assert set(figure.table(again)["mean_outcome"]) == {row["mean_outcome"]}
+
+
+def test_tokens_have_an_interval_over_batches(tmp_path):
+    rows = oracle_logs.points(("facts",))
+    spread = [row | {"tokens": row["tokens"] + 100.0 * row["seed"]} for row in rows]
+    table = figure.table([synthetic.study_run(tmp_path / "run", oracle_points=spread)])
+    row = own(table, "twice").row(0, named=True)
+    tokens = 1 + 0.1 * np.arange(6)
+    assert row["tokens"] == pytest.approx(tokens.mean())
+    ends = stats.t.interval(0.95, 5, tokens.mean(), stats.sem(tokens))
+    assert (row["tokens_low"], row["tokens_high"]) == pytest.approx(ends)
 
 
 def test_a_reference_of_nothing_but_noise_gives_no_error(tmp_path):

@@ -52,6 +52,7 @@ def test_gains_by_turn_are_accounts_clustered_by_episode(table, kind):
     assert dedup["value"] == pytest.approx(found.coupling_gain_deduplicated)
     assert (raw["low"], raw["high"]) == pytest.approx(found.intervals["coupling_gain"])
     assert raw["num_pairs"] == 20 * 3 and raw["equal_share"] == found.equal_share
+    assert (raw["equal_low"], raw["equal_high"]) == pytest.approx(found.intervals["equal_share"])
     assert raw["value"] > dedup["value"]
 
 
@@ -101,8 +102,56 @@ def test_no_difference_counts_as_the_longest(table):
     median = float(np.median(first))
     found = table.filter(panel="first", kind="twin", outcome="f1")["value"].to_list()
     assert found == [median if np.isfinite(median) else None]
-    control = cell(table, panel="first", kind="control")["value"]
-    assert f"control {control:g}" in twins.caption(table)
+    control = cell(table, panel="first", kind="control")
+    told = f"control {control['value']:g} [{control['low']:g}, "
+    assert told in twins.caption(table)
+
+
+def test_the_medians_interval_is_that_of_episodes_drawn_anew(table):
+    """Not of forks, of which an episode has many."""
+    own, _ = of("control", lambda f: not f["equal"])
+    episodes = sorted({f["episode"] for f in own})
+    parts = {
+        episode: [
+            np.inf if f["first_differing"] is None else f["first_differing"]
+            for f in own
+            if f["episode"] == episode
+        ]
+        for episode in episodes
+    }
+    rng = np.random.default_rng(1)
+    draws = [
+        np.quantile(
+            np.concatenate([parts[name] for name in rng.choice(episodes, len(episodes))]),
+            0.5,
+            method="inverted_cdf",
+        )
+        for _ in range(2000)
+    ]
+    row = cell(table, panel="first", kind="control")
+    assert row["low"] <= row["value"] <= row["high"]
+    assert (row["low"], row["high"]) == tuple(np.quantile(draws, (0.025, 0.975)))
+
+
+def test_an_end_of_the_median_is_open_where_half_may_never_differ(tmp_path):
+    """Twins of 12 of 20 episodes differ after 3 tokens, those of the others never."""
+    firsts = [3 if int(f["episode"][2:]) < 12 else None for f in FORKS]
+    forks = [f | {"first_differing": first} for f, first in zip(FORKS, firsts, strict=True)]
+    table = twins.table([synthetic.study_run(tmp_path / "run", oracle_forks=forks)])
+    row = cell(table, panel="first", kind="control")
+    assert (row["value"], row["low"], row["high"]) == (3.0, 3.0, None)
+    assert "control 3 [3, ∞]" in twins.caption(table)
+
+
+def test_null_twins_that_are_exact_have_the_bound_of_their_episodes(table, tmp_path):
+    row = cell(table, panel="null")
+    assert (row["value"], row["low"], row["num_pairs"]) == (0.0, 0.0, 20 * 4)
+    assert (1 - row["high"]) ** 20 == pytest.approx(0.05)
+    assert "Of 80 null twins, facts, drew other tokens: none, at most 13.9%" in twins.caption(table)
+    broken = [f | ({"fork": None} if f["kind"] == "null" and f["turn"] == 0 else {}) for f in FORKS]
+    lost = twins.table([synthetic.study_run(tmp_path / "run", oracle_forks=broken)])
+    assert cell(lost, panel="null")["value"] == 0.25
+    assert "Of 80 null twins, facts, drew other tokens: 25.0%." in twins.caption(lost)
 
 
 def test_failed_forks_are_no_pairs(tmp_path):
