@@ -81,7 +81,7 @@ def refused(settings=("facts", "text"), outcomes=OUTCOMES, num_batches=6):
 def turns(settings=("facts", "text"), outcomes=OUTCOMES, num_episodes=6):
     """Rows of `oracle_turns`: references of size .2 whose noise is a fifth of their square.
 
-    Batches of two episodes that end alike: in .25, .5, .25 and so on.
+    Steps of two episodes that end alike: in .25, .5, .25 and so on.
     """
     return [
         {

@@ -155,12 +155,12 @@ def write_texts(run: Run, said: Mapping[str, str]) -> None:
     run.write("texts", step, [dict(zip(names, row, strict=True)) for row in texts])
 
 
-def study_run(folder: Path, **tables: list[dict]) -> Path:
-    """A run of `twice simulate`: each table's rows as step 0."""
+def study_run(folder: Path, *, group_size: int = 1, **tables: list[dict]) -> Path:
+    """A run of a study, with `group_size` episodes a task: each table's rows as step 0."""
     run = create_run(
         folder,
         command="twice simulate",
-        configuration={"studies": sorted(tables)},
+        configuration={"studies": sorted(tables), "oracle": {"group_size": group_size}},
         seed=1,
         started="2026-01-01T00:00:00Z",
     )

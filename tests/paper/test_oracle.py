@@ -12,7 +12,8 @@ from tests.paper import oracle_logs, synthetic
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("oracle") / "run"
     tables = {"oracle_points": oracle_logs.points() + oracle_logs.refused()}
-    return synthetic.study_run(folder, **tables, oracle_turns=oracle_logs.turns())
+    tables |= {"oracle_turns": oracle_logs.turns()}
+    return synthetic.study_run(folder, group_size=2, **tables)
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +82,8 @@ def test_the_reference_is_described_where_its_turns_are_logged(table, tmp_path):
     assert "Reference of" not in figure.caption(figure.table([alone]))
 
 
-def test_the_mean_outcome_is_clustered_by_batch(table, tmp_path):
-    """Episodes of a batch end alike, so that three batches are three observations."""
+def test_the_mean_outcome_is_clustered_by_task(table, tmp_path):
+    """Both episodes of a task end alike: three tasks are three observations."""
     (row,) = own(table, "twice").head(1).to_dicts()
     ends = stats.t.interval(0.95, 2, 1 / 3, stats.sem([0.25, 0.5, 0.25]))
     assert row["mean_outcome"] == pytest.approx(1 / 3)

@@ -44,7 +44,7 @@ def cell(table, **where):
 
 
 @pytest.mark.parametrize("kind", twins.KINDS)
-def test_gains_by_turn_are_accounts_clustered_by_episode(table, kind):
+def test_gains_by_turn_are_accounts_clustered_by_task(table, kind):
     found = account(kind, lambda fork: fork["slot"] == 1)
     raw = cell(table, panel="slot", kind=kind, series="raw", place=1.0)
     dedup = cell(table, panel="slot", kind=kind, series="deduplicated", place=1.0)
@@ -54,6 +54,24 @@ def test_gains_by_turn_are_accounts_clustered_by_episode(table, kind):
     assert raw["num_pairs"] == 20 * 3 and raw["equal_share"] == found.equal_share
     assert (raw["equal_low"], raw["equal_high"]) == pytest.approx(found.intervals["equal_share"])
     assert raw["value"] > dedup["value"]
+
+
+def test_episodes_of_a_group_are_one_task(table, tmp_path):
+    """Rows of a step go task by task: 0..3 are of one task, 4..7 of the next."""
+    run = synthetic.study_run(tmp_path / "run", group_size=4, oracle_forks=FORKS)
+    own, control = of("twin", lambda fork: fork["slot"] == 1)
+    found = variance_account(
+        [f["factual"] for f in own],
+        [f["fork"] for f in own],
+        control=control,
+        equal=[f["equal"] for f in own],
+        cluster=[int(f["episode"].removeprefix("0/")) // 4 for f in own],
+    )
+    raw = {"panel": "slot", "kind": "twin", "series": "raw", "place": 1.0}
+    row = cell(twins.table([run]), **raw)
+    assert (row["low"], row["high"]) == pytest.approx(found.intervals["coupling_gain"])
+    assert (row["equal_low"], row["equal_high"]) == pytest.approx(found.intervals["equal_share"])
+    assert row["value"] == pytest.approx(cell(table, **raw)["value"])
 
 
 def test_tails_are_in_quarters(table):
@@ -107,8 +125,8 @@ def test_no_difference_counts_as_the_longest(table):
     assert told in twins.caption(table)
 
 
-def test_the_medians_interval_is_that_of_episodes_drawn_anew(table):
-    """Not of forks, of which an episode has many."""
+def test_the_medians_interval_is_that_of_tasks_drawn_anew(table):
+    """Not of forks, of which a task has many."""
     own, _ = of("control", lambda f: not f["equal"])
     episodes = sorted({f["episode"] for f in own})
     parts = {
