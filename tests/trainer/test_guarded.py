@@ -11,6 +11,9 @@ from tests.trainer.conftest import Echo, Letters, Script, coin, scripted
 from trainer.rollout import Rollout, guarded, patience
 from trainer.rollout.play import Limits
 from trainer.tasks import Step, ToolError
+from trainer.tasks.facts import Facts
+from trainer.tasks.free_text import FreeText
+from trainer.tasks.reward import Rewarded
 from twinstats.episodes import FRESH, KEEP, SHARED, Fork, Task
 from twinstats.errors import Stopped
 
@@ -45,15 +48,21 @@ def over(**flags):
     return Step("", 0.0, True, OVER | flags)
 
 
+class Quick(Faulty):
+    """A task that says that no call of it can hang."""
+
+    can_hang = False
+
+
 def rollout_of(environment, *, choose=coin, seconds=60.0, max_context=1000, policy=None):
     limits = Limits(max_context=max_context, max_turns=9, tool_seconds=seconds)
     agent = Letters() if policy is None else policy
     return Rollout(agent, Script(choose), environment, seed=3, temperature=1.0, limits=limits)
 
 
-def played(where, fault, **options):
+def played(where, fault, *, task=Faulty, **options):
     """A good episode and one with a fault, and why that one failed."""
-    good, bad = rollout_of(lambda: Faulty(where, fault), **options).play([GOOD, BAD], 1, 0)
+    good, bad = rollout_of(lambda: task(where, fault), **options).play([GOOD, BAD], 1, 0)
     assert good.outcome is not None and good.num_turns == 3 and "reason" not in good.info
     assert (bad.outcome, bad.success, bad.terminated, bad.truncated) == (None,) * 2 + (False,) * 2
     assert bad.sampled == sum(turn.num_tokens for turn in bad.turns) + unplayed(bad)
@@ -96,10 +105,33 @@ def test_whatever_is_raised_is_the_reason(where, error, told):
     assert played(where, raising(error)) == f"a tool failed: {told.format(where)}"
 
 
-@pytest.mark.parametrize("end", [KeyboardInterrupt, Stopped])
-def test_the_user_can_end_the_program_while_a_slot_is_named(end):
-    with pytest.raises(end):
-        played("slot", raising(end()))
+@pytest.mark.parametrize("end", [KeyboardInterrupt("now"), Stopped("now")])
+def test_the_user_can_end_the_program_while_its_own_thread_asks_the_task(end):
+    for where, task in (("slot", Faulty), ("step", Quick)):
+        with pytest.raises(type(end)):
+            played(where, raising(end), task=task)
+    told = f"a tool failed: `step` raised {type(end).__name__}: now"
+    assert played("step", raising(end)) == told
+
+
+def test_a_task_that_cannot_hang_is_asked_on_the_programs_own_thread_after_its_reset():
+    own, seen = threading.current_thread(), []
+
+    def told(answer):
+        seen.append(threading.current_thread())
+        raise ToolError("no answer")
+
+    for where in ("reset", "step"):
+        assert played(where, told, task=Quick) == "a tool failed: no answer"
+    assert seen[0] is not own and seen[1] is own
+    assert played("step", told) == "a tool failed: no answer"
+    assert seen[2] is not own
+
+
+@pytest.mark.parametrize("task", [Facts, FreeText])
+def test_own_reward_functions_keep_the_time_limit(task):
+    assert task.can_hang is False
+    assert getattr(Rewarded(task(), len), "can_hang", True)
 
 
 @pytest.mark.parametrize(

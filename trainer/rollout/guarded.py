@@ -30,7 +30,7 @@ class Guarded:
 
     def __init__(self, make: Callable[[], Environment], *, seconds: float) -> None:
         self._make, self._seconds = make, seconds
-        self._asked, self._num_answers = "", 0
+        self._asked, self._num_answers, self._can_hang = "", 0, True
 
     def reset(self, row: Row, noise: Any) -> str:
         """The first text of an episode, whose environment is made for it."""
@@ -39,7 +39,9 @@ class Guarded:
             self._environment = self._ask("the environment's constructor", self._make)
             return self._ask("`reset`", lambda: self._environment.reset(row, noise))
 
-        return _checked_text("`reset`", self._patiently(begin))
+        shown = _checked_text("`reset`", self._patiently(begin))
+        self._can_hang = getattr(self._environment, "can_hang", True) is not False
+        return shown
 
     def step(self, text: str, noise: Any) -> Step:
         """What follows a turn."""
@@ -94,18 +96,22 @@ class Guarded:
         return self._ask("`step`", lambda: checked_step(self._environment.step(text, noise)))
 
     def _ask(self, where: str, function: Callable[[], Any]) -> Any:
-        """One call of the environment, on the thread that is waited for."""
+        """One call of the environment; of one that can hang, on the thread that is waited for."""
         self._asked = where
         try:
             answer = function()
         # other people's code: SystemExit, too, is no more than the reason of a recorded row
         except BaseException as error:
+            if not self._can_hang and isinstance(error, (KeyboardInterrupt, Stopped)):
+                raise  # not of the environment: this is the program's own thread
             raise _failure(where, error) from error
         self._num_answers += 1
         return answer
 
     def _patiently(self, function: Callable[[], Any]) -> Any:
         """What a function returns that asks the environment, if each answer comes in time."""
+        if not self._can_hang:
+            return function()
         try:
             future = outcome_within(self._seconds, function, progress=lambda: self._num_answers)
         except TimeoutError as error:

@@ -49,7 +49,8 @@ class Environment(Protocol):
     then hold the constants that go with them (`twinstats.credit.inputs`). Another is `outcomes`:
     the names of numbers that `Step.info` tells when a part ends, each of which can be the reward.
     A method `cut() -> float` says what more is paid on the last turn of an episode that a limit
-    ends.
+    ends. A task that neither waits for anything nor runs code of others may say `can_hang = False`:
+    after `reset` it is called without a time limit, which costs more than a short step.
     """
 
     @property

@@ -96,6 +96,7 @@ class Facts:
 
     stop: ClassVar[tuple[str, ...]] = ("</search>", "</answer>")
     max_turns: ClassVar[int] = 3
+    can_hang: ClassVar[bool] = False
     outcomes: ClassVar[tuple[str, ...]] = METRICS
     needs: ClassVar[Mapping[str, Tell]] = facts_needs.NEEDS
 

@@ -67,6 +67,7 @@ class FreeText:
 
     stop: ClassVar[tuple[str, ...]] = ("\n",)
     max_turns: ClassVar[int] = 3
+    can_hang: ClassVar[bool] = False
     outcomes: ClassVar[tuple[str, ...]] = ("exact_match", "f1", "last_line")
 
     def __init__(self) -> None:

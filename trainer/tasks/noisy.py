@@ -25,6 +25,7 @@ class NoisyFacts:
 
     stop: ClassVar[tuple[str, ...]] = Facts.stop
     max_turns: ClassVar[int] = Facts.max_turns
+    can_hang: ClassVar[bool] = Facts.can_hang
 
     def __init__(self, *, probability: float, **options: Any) -> None:
         if not 0 <= probability <= 1:
