@@ -48,28 +48,31 @@ def build_figures(runs: Sequence[Path], out: Path, *, names: Sequence[str] | Non
     Args:
         runs: Runs, or folders that hold runs.
         out: A folder that does not exist or is empty.
-        names: Which figures; null means all whose logs are there, and all tables.
+        names: Which figures, and tables with `table_` before their names; null means all whose logs
+            are there.
 
     Raises:
-        UsageError: No run, an unknown figure, a folder that holds something, no logs for a figure
+        UsageError: No run, an unknown name, a folder that holds something, no logs for a figure
             that was asked for by name, or for any.
     """
-    wanted = list(FIGURES) if names is None else list(dict.fromkeys(names))
+    known = {name: name for name in FIGURES} | {f"table_{name}": name for name in TABLES}
+    wanted = list(known) if names is None else list(dict.fromkeys(names))
     for name in wanted:
-        if name not in FIGURES:
-            raise unknown("figure", name, FIGURES)
+        if name not in known:
+            raise unknown("figure", name, known)
     folders = logs.expand(runs)
     refuse_existing(out, remedy="name another folder")
-    tables, missing = tables_of(wanted, folders)
-    if missing and (names is not None or not tables):
+    tables, missing = tables_of([name for name in wanted if name in FIGURES], folders)
+    listed, absent = _listed([known[name] for name in wanted if name not in FIGURES], folders)
+    missing |= absent
+    if missing and (names is not None or not (tables or listed)):
         raise UsageError(" ".join(missing.values()))
-    listed, absent = ({}, {}) if names is not None else _listed(folders)
-    _in_new_folder(out, tables, listed, folders, missing | absent)
+    _in_new_folder(out, tables, listed, folders, missing)
     return Built(
         out=out,
         figures=tuple(tables),
         tables=tuple(f"table_{name}" for name in listed),
-        missing=missing | absent,
+        missing=missing,
     )
 
 
@@ -86,12 +89,14 @@ def tables_of(
     return tables, absent
 
 
-def _listed(runs: Sequence[Path]) -> tuple[dict[str, pl.DataFrame], dict[str, str]]:
+def _listed(
+    names: Sequence[str], runs: Sequence[Path]
+) -> tuple[dict[str, pl.DataFrame], dict[str, str]]:
     """The same for `paper.tables`; what is missing has `table_` before its name."""
     listed, absent = {}, {}
-    for name, module in TABLES.items():
+    for name in names:
         try:
-            listed[name] = module.table(runs)
+            listed[name] = TABLES[name].table(runs)
         except logs.MissingLogs as error:
             absent[f"table_{name}"] = f"table {error}"
     return listed, absent

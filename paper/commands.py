@@ -12,7 +12,7 @@ def figures(
     runs: Runs,
     out: Annotated[Path, typer.Option(help="A folder that does not exist yet.")],
     only: Annotated[
-        list[str] | None, typer.Option("--figure", help="A figure by name; may be repeated.")
+        list[str] | None, typer.Option("--figure", help="A figure or table_NAME; may be repeated.")
     ] = None,
 ) -> None:
     """Draws figures from logs: PDF, PNG and the CSV each was drawn from; tables beside them."""

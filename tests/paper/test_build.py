@@ -94,6 +94,16 @@ def test_a_figure_asked_for_by_name_needs_its_logs(tmp_path):
     assert not (tmp_path / "figures").exists()
 
 
+def test_a_table_is_asked_for_by_the_name_of_its_files(all_runs, tmp_path):
+    built = build_figures([all_runs], tmp_path / "figures", names=["table_training"])
+    assert (built.figures, built.tables, built.missing) == ((), ("table_training",), {})
+    names = {file.name for file in built.out.iterdir()}
+    assert names == {f"table_training.{kind}" for kind in ("csv", "md", "tex")} | {"figures.json"}
+    run = synthetic.study_run(tmp_path / "run", other=[{"x": 1}])
+    with pytest.raises(UsageError, match="table training: no scores or metrics in run"):
+        build_figures([run], tmp_path / "none", names=["table_training"])
+
+
 def test_nothing_to_draw_is_refused(tmp_path):
     run = synthetic.study_run(tmp_path / "run", other=[{"x": 1}])
     with pytest.raises(UsageError, match="no leaderboard in run"):
