@@ -25,8 +25,8 @@ def figures(
         typer.echo(f"{name}: {out / name}.md")
     if built.missing:
         typer.echo(
-            f"not drawn, their logs are not there: {', '.join(built.missing)} "
-            f"({out / 'figures.json'} says what makes them)",
+            f"not drawn, what they need is not in the logs: {', '.join(built.missing)} "
+            f"({out / 'figures.json'} says what makes it)",
             err=True,
         )
 

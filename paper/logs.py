@@ -4,7 +4,7 @@ Leaves out the format of a run (`twinstats.records`).
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,12 @@ def missing(
     lacks += [f"no {rows} in {' or '.join(found)}"] if found else []
     where = ", ".join(labels(runs).values())
     return MissingLogs(f"{figure}: {' and '.join(lacks)} in {where}; make it with `{command}`.")
+
+
+def reasons(rows: pl.DataFrame) -> str:
+    """Why the rows have no value, each reason once and in brackets; empty where none is told."""
+    told = rows.drop_nulls("reason")["reason"].unique(maintain_order=True).to_list()
+    return f" ({'; '.join(told)})" if told else ""
 
 
 def expand(paths: Sequence[Path]) -> list[Path]:
@@ -119,17 +125,19 @@ def _description(label: str, description: dict[str, Any]) -> dict[str, Any]:
         "run": label,
         "method": leaves.get("credit.method"),
         "recipe": leaves.get("recipe"),
-        "setting": _setting(leaves.get("recipe"), leaves.get("task.parts")),
+        "setting": _setting(leaves),
         "seed": description.get("seed"),
         "learns": leaves.get("optimizer.learning_rate") != 0,
     }
 
 
-def _setting(recipe: str | None, parts: int | None) -> str | None:
-    """What an agent trained on: the recipe, and the questions of an episode where it tells."""
+def _setting(leaves: Mapping[str, Any]) -> str | None:
+    """What an agent trained on: the recipe, and where it tells questions an episode and reward."""
+    recipe, parts = leaves.get("recipe"), leaves.get("task.parts")
     if recipe is None or parts is None:
         return recipe
-    return f"{recipe}, {parts} question{'s' * (parts != 1)}"
+    reward = f", {leaves['reward']}" if leaves.get("reward") else ""
+    return f"{recipe}, {parts} question{'s' * (parts != 1)}{reward}"
 
 
 def readable_parts(run: Path, table: str) -> list[Path]:

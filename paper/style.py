@@ -37,6 +37,8 @@ LABEL_POINTS = 34
 """Height of an axis' ticks and label."""
 
 _MOST_DECADES = 2.5  # of a symmetrical logarithmic axis that names 2 and 5 as well
+_FEWEST_NAMED = 3  # numbers of a logarithmic axis
+_STEPS = ((1,), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9))
 _KEY_INCHES, _LETTER_INCHES = 0.5, 0.06  # of a legend's entry: its line, and each letter
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
@@ -230,6 +232,16 @@ def plain_log_axis(axis: Axis, *, steps: Sequence[float] = (1.0, 2.0, 5.0)) -> N
     axis.set_major_locator(LogLocator(subs=steps))
     axis.set_major_formatter(lambda value, _: short_number(value))
     axis.set_minor_formatter(NullFormatter())
+
+
+def steps_within(low: float, high: float) -> tuple[float, ...]:
+    """The fewest steps of a decade that name three numbers of a log axis from `low` to `high`."""
+    decades = 10.0 ** np.arange(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in _STEPS:
+        named = np.outer(decades, steps)
+        if np.count_nonzero((named >= low) & (named <= high)) >= _FEWEST_NAMED:
+            return steps
+    return _STEPS[-1]
 
 
 def plain_symlog_axis(axis: Axis, *, linear: float) -> None:

@@ -45,7 +45,7 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     effect or pairs are null or not positive: the figure's log axes have no place for them.
 
     Raises:
-        MissingLogs: The study was not run.
+        MissingLogs: The study was not run, or has no point that can be drawn.
     """
     study = logs.read(runs, "complexity")
     if study is None:
@@ -56,6 +56,9 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
         for point in points.sort(*KEY, "effect").to_dicts()
     ]
     averaged = pl.DataFrame(rows, schema={k: v for k, v in SCHEMA.items() if "slope" not in k})
+    if not averaged["is_drawn"].any():
+        unknown = "positive effect whose number of pairs is known"
+        raise logs.missing("complexity", NEEDS[:1], runs, COMMAND, rows=unknown)
     return averaged.join(_slopes(runs), on=KEY, how="left", maintain_order="left").select(*SCHEMA)
 
 

@@ -41,7 +41,7 @@ SCHEMA = {
     "equal_share": pl.Float64,
 }
 
-_APART = 0.3  # outcomes of a variant, in distances between variants
+_SPREAD = 0.8  # of a variant's outcomes together, in distances between variants
 _POINT = {"ls": "", "elinewidth": 0.9, "capsize": 1.5, "markersize": 4}
 _FAINT = "#c4c4c4"  # bounds, which are long where nothing was seen
 _PAIRS = "twins (left)"
@@ -128,7 +128,7 @@ def draw(table: pl.DataFrame) -> Figure:
     """A row of panels a setting, a line a variant: floor, null twins that differ, gain."""
     settings = _settings(table)[:MOST_ROWS]
     most = max(len(_variants(table, setting)) for setting in settings)
-    figure, rows = style.grid(len(settings), len(PANELS), height=0.9 + 0.3 * most)
+    figure, rows = style.grid(len(settings), len(PANELS), height=0.9 + 0.36 * most)
     looks = style.looks(table["outcome"].unique(maintain_order=True).to_list())
     for panels, setting in zip(rows, settings, strict=True):
         own, variants = table.filter(setting=setting), _variants(table, setting)
@@ -157,18 +157,25 @@ def _draw_panel(
     variants: Sequence[str],
     looks: dict[str, dict[str, Any]],
 ) -> None:
-    """A line a variant from the top, with its outcomes a little beside each other."""
+    """A line a variant from the top, with its outcomes a little beside each other.
+
+    Twins have a line of their own under that of their floor: bounds are long.
+    """
     panel.set_yticks(range(len(variants)), [""] * len(variants))
     panel.set_ylim(len(variants) - 0.5, -0.5)
     outcomes = [name for name in looks if len(table.filter(outcome=name))]
     shown = outcomes if series != "differing" else outcomes[:1]  # tokens are the same in all
+    apart, below = _SPREAD / len(shown), 0.0
+    if series == "floor":
+        below = apart / 2
     for index, outcome in enumerate(shown):
-        aside = _APART * (index - (len(shown) - 1) / 2)
+        aside = apart * (index - (len(shown) - 1) / 2) - below / 2
         lines = {name: line + aside for line, name in enumerate(variants)}
         own = table.filter(outcome=outcome).drop_nulls("value")
         look = looks[outcome] | {"label": outcome}
         if series == "floor":
-            _draw_points(panel, own.filter(series="pairs"), lines, look | _PAIRS_LOOK)
+            under = {name: line + below for name, line in lines.items()}
+            _draw_points(panel, own.filter(series="pairs"), under, look | _PAIRS_LOOK)
         if series == "differing":
             look = {"color": style.MUTED, "marker": "s"}
         _draw_points(panel, own.filter(series=series), lines, look)

@@ -80,7 +80,7 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     (`label`) on the test half, `series` what they are.
 
     Raises:
-        MissingLogs: The study was not run.
+        MissingLogs: The study was not run, or has no gain that is identified.
     """
     study, rules = logs.read(runs, "gain"), logs.read(runs, "gain_rule")
     if study is None:
@@ -88,6 +88,8 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     rows = [row for panel in DIALS for row in _dial_rows(study, panel)]
     rows += [row for panel in KNOWN for row in _cell_rows(study, panel)]
     rows += _agent_rows(runs)
+    if all(row["value"] is None for row in rows):
+        raise logs.missing("gain", NEEDS[:1], runs, COMMAND, rows="identified gain")
     rows += [] if rules is None else _rule_rows(rules)
     return pl.DataFrame(rows, schema=SCHEMA)
 

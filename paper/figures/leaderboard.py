@@ -45,18 +45,23 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     null values, and for errors that are not positive: their axis is logarithmic.
 
     Raises:
-        MissingLogs: The study was not run.
+        MissingLogs: The study was not run, or has no error that can be drawn.
     """
     study = logs.read(runs, "leaderboard")
     if study is None:
         raise logs.missing("leaderboard", NEEDS, runs, COMMAND)
     on_axis = pl.col("value").is_not_null() & (pl.col("value") > 0)
-    return (
+    table = (
         study.select(*PLACE, *COLUMNS, *FLAGS)
         .unique(["setting", "metric", "method", "budget"], keep="first", maintain_order=True)
         .with_columns(is_drawn=on_axis)
         .sort(*PLACE, "metric", "method", "budget")
     )
+    shown = table.filter(metric=METRIC)
+    if not shown["is_drawn"].any():
+        unknown = f"positive {METRIC}{logs.reasons(shown)}"
+        raise logs.missing("leaderboard", NEEDS, runs, COMMAND, rows=unknown)
+    return table
 
 
 def drawn_settings(table: pl.DataFrame) -> list[str]:

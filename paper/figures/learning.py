@@ -21,10 +21,17 @@ NEEDS = ("metrics",)
 COMMAND = "twice train RECIPE --out runs/NAME"
 
 CURVES = {
-    "exact_match": ("eval/exact_match_share", "eval/total_tokens"),
-    "outcome": ("train/outcome_share", "train/total_tokens"),
+    "exact_match": ("eval/exact_match_share", "eval/total_tokens", "eval/stderr_share"),
+    "test_outcome": ("eval/outcome_share", "eval/total_tokens", "eval/outcome_stderr_share"),
+    "outcome": ("train/outcome_share", "train/total_tokens", None),
 }
-"""Each measure by the metrics that hold its values and its tokens."""
+"""Each measure by the metrics that hold its values, its tokens and its standard errors.
+
+Only runs with a reward of the user's own have a test outcome; theirs may be any number.
+"""
+
+TESTS = {"test_outcome": "test outcome", "exact_match": "test exact match"}
+"""The measures of test questions, what is trained first, and what they are called."""
 
 MOST_POINTS = 24
 FEWEST_SEEDS = 3
@@ -62,13 +69,15 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
         lacks = "evaluations or outcomes of a run that learns"
         raise logs.missing("learning", NEEDS, runs, COMMAND, rows=lacks)
     rows: list[dict] = []
+    free = set(points.filter(measure="test_outcome")["run"])
     for (setting, method, measure), own in points.group_by(
         "setting", "method", "measure", maintain_order=True
     ):
         name = {"setting": setting, "method": method, "measure": measure}
         curves = [curve for _, curve in own.group_by("run", maintain_order=True)]
         rows += [name | row for row in own.drop("setting", "method", "measure").to_dicts()]
-        rows += [name | row for row in _mean_rows(curves)]
+        is_share = measure == "exact_match" or free.isdisjoint(own["run"])
+        rows += [name | row for row in _mean_rows(curves, is_share=is_share)]
     return pl.DataFrame(rows, schema=SCHEMA).sort(
         "setting", "method", "measure", "kind", "run", "tokens", nulls_last=True
     )
@@ -82,17 +91,18 @@ def _points(runs: Sequence[Path]) -> pl.DataFrame | None:
     # a learning rate of 0 only measures the policy it starts from
     described = logs.describe(runs).filter(pl.col("method").is_not_null() & pl.col("learns"))
     frames = []
-    for measure, (value, tokens) in CURVES.items():
-        own = _joined(metrics, value, tokens)
+    for measure in CURVES:
+        own = _joined(metrics, measure)
         frame = own.join(described.drop("recipe", "learns"), on="run", how="inner")
         frames.append(frame.with_columns(measure=pl.lit(measure)))
     points = pl.concat(frames).with_columns(kind=pl.lit("seed"), num_seeds=pl.lit(1, pl.Int64))
     return points.sort("setting", "method", "measure", "run", "tokens").select(list(SCHEMA))
 
 
-def _joined(metrics: pl.DataFrame, value: str, tokens: str) -> pl.DataFrame:
-    """run, tokens, value, low, high: a metric against the tokens spent when it was logged."""
-    names = [value, tokens, "eval/stderr_share"]
+def _joined(metrics: pl.DataFrame, measure: str) -> pl.DataFrame:
+    """run, tokens, value, low, high: a measure against the tokens spent when it was logged."""
+    value, tokens, stderr = CURVES[measure]
+    names = [name for name in (value, tokens, stderr) if name is not None]
     wide = (
         metrics.filter(pl.col("name").is_in(names))
         .pivot(
@@ -105,13 +115,14 @@ def _joined(metrics: pl.DataFrame, value: str, tokens: str) -> pl.DataFrame:
         .drop_nulls([value, tokens])
         .sort("run", "step")
     )
-    half = ndtri(0.975) * pl.col("eval/stderr_share")
     columns = [pl.col("run"), pl.col(tokens).alias("tokens"), pl.col(value).alias("value")]
-    if value == "eval/exact_match_share":
-        low = (pl.col(value) - half).clip(0, 1)
-        high = (pl.col(value) + half).clip(0, 1)
-        return wide.select(*columns, low=low, high=high)
-    return _blocks(wide.select(*columns))
+    if stderr is None:
+        return _blocks(wide.select(*columns))
+    half = ndtri(0.975) * pl.col(stderr)
+    low, high = pl.col(value) - half, pl.col(value) + half
+    if measure == "exact_match":
+        low, high = low.clip(0, 1), high.clip(0, 1)
+    return wide.select(*columns, low=low, high=high)
 
 
 def _blocks(points: pl.DataFrame) -> pl.DataFrame:
@@ -132,7 +143,7 @@ def _blocks(points: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _mean_rows(curves: Sequence[pl.DataFrame]) -> list[dict]:
+def _mean_rows(curves: Sequence[pl.DataFrame], *, is_share: bool) -> list[dict]:
     """The mean over runs along their common range of tokens, and at their two ends."""
     lows = [float(curve["tokens"][0]) for curve in curves]
     highs = [float(curve["tokens"][-1]) for curve in curves]
@@ -141,12 +152,12 @@ def _mean_rows(curves: Sequence[pl.DataFrame]) -> list[dict]:
     if len(inside) > MOST_POINTS:
         inside = np.linspace(inside[0], inside[-1], MOST_POINTS)
     rows = [
-        _mean_row("mean", float(tokens), [_at(curve, float(tokens)) for curve in curves])
+        _mean_row("mean", float(tokens), [_at(curve, float(tokens)) for curve in curves], is_share)
         for tokens in inside
     ]
     for kind, ends in (("before", lows), ("after", highs)):
         own = [_at(curve, tokens) for curve, tokens in zip(curves, ends, strict=True)]
-        rows.append(_mean_row(kind, float(np.mean(ends)), own))
+        rows.append(_mean_row(kind, float(np.mean(ends)), own, is_share))
     return rows
 
 
@@ -161,7 +172,8 @@ def _at(curve: pl.DataFrame, tokens: float) -> dict[str, float]:
     }
 
 
-def _mean_row(kind: str, tokens: float, own: Sequence[dict[str, float]]) -> dict:
+def _mean_row(kind: str, tokens: float, own: Sequence[dict[str, float]], is_share: bool) -> dict:
+    """The mean of values; its interval stays within [0, 1] where they are shares."""
     num, values = len(own), np.array([point["value"] for point in own])
     mean = float(values.mean())
     row = {"kind": kind, "tokens": tokens, "value": mean, "num_seeds": num}
@@ -170,14 +182,16 @@ def _mean_row(kind: str, tokens: float, own: Sequence[dict[str, float]]) -> dict
         ends = {name: float(np.mean([point[name] for point in own])) for name in ("low", "high")}
         return row | {name: None if np.isnan(end) else end for name, end in ends.items()}
     low, high = mean_interval(values) or (mean, mean)
-    return row | {"low": max(low, 0.0), "high": min(high, 1.0)}
+    if is_share:
+        low, high = max(low, 0.0), min(high, 1.0)
+    return row | {"low": low, "high": high}
 
 
 @style.styled
 def draw(table: pl.DataFrame) -> Figure:
     """A row a setting: test and training curves against tokens, the test before and after."""
     measures = [name for name in CURVES if name in set(table["measure"])]
-    has_test = "exact_match" in measures
+    has_test = not set(TESTS).isdisjoint(measures)
     ratios = [1.0] * len(measures) + [0.6] * has_test
     settings = table.partition_by("setting", maintain_order=True)
     figure, rows = style.grid(len(settings), len(ratios), ratios=ratios, height=2.8)
@@ -197,12 +211,15 @@ def draw(table: pl.DataFrame) -> Figure:
 def _draw_setting(
     panels: Sequence[Axes], own: pl.DataFrame, measures: Sequence[str], looks: dict[str, dict]
 ) -> None:
-    names = {"exact_match": "test exact match", "outcome": "training outcome"}
+    names = TESTS | {"outcome": "training outcome"}
     for panel, measure in zip(panels, measures, strict=False):
         _draw_curves(panel, own.filter(pl.col("measure") == measure), looks)
         panel.set_ylabel(names[measure])
     if len(panels) > len(measures):
-        _draw_ends(panels[-1], own.filter(pl.col("measure") == "exact_match"), looks)
+        tested = [name for name in TESTS if name in set(own["measure"])]
+        _draw_ends(panels[-1], own.filter(pl.col("measure").is_in(tested[:1])), looks)
+        if tested[:1] == ["test_outcome"]:
+            panels[-1].set_ylabel(TESTS["test_outcome"])
 
 
 def _draw_curves(panel: Axes, own: pl.DataFrame, looks: dict[str, dict]) -> None:
@@ -225,7 +242,7 @@ def _draw_curves(panel: Axes, own: pl.DataFrame, looks: dict[str, dict]) -> None
     panel.set_xlabel("sampled tokens, twins included")
     panel.xaxis.set_major_locator(MaxNLocator(4))
     panel.xaxis.set_major_formatter(lambda value, _: style.short_number(value))
-    panel.set_ylim(bottom=0)
+    _start_at_zero(panel)
 
 
 def _draw_ends(panel: Axes, own: pl.DataFrame, looks: dict[str, dict]) -> None:
@@ -240,8 +257,14 @@ def _draw_ends(panel: Axes, own: pl.DataFrame, looks: dict[str, dict]) -> None:
         panel.vlines(known["place"], known["low"], known["high"], color=looks[name]["color"], lw=1)
     panel.set_xticks([0, 1], ["before", "after"])
     panel.set_xlim(-0.4, 1.4)
-    panel.set_ylim(bottom=0)
+    _start_at_zero(panel)
     panel.grid(axis="x", visible=False)
+
+
+def _start_at_zero(panel: Axes) -> None:
+    """Lets the values start at 0, unless some are below."""
+    if panel.dataLim.y0 >= 0:
+        panel.set_ylim(bottom=0)
 
 
 def caption(table: pl.DataFrame) -> str:
@@ -252,6 +275,8 @@ def caption(table: pl.DataFrame) -> str:
         "What the agent achieves against all tokens sampled so far, twins included. Thick lines "
         "are means over seeds, bands their 95% t intervals, thin lines single seeds."
     )
+    if "test_outcome" in set(table["measure"]):
+        text += " Test outcome: what the run's own reward pays on test questions."
     for (setting,), own in means.group_by("setting", maintain_order=True):
         seeds = ", ".join(f"{row['method']} {row['num_seeds']}" for row in own.to_dicts())
         text += f" Seeds, {setting}: {seeds}."

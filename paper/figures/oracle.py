@@ -71,7 +71,7 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     is of, clustered by task, where `oracle_turns` is there.
 
     Raises:
-        MissingLogs: The study was not run.
+        MissingLogs: The study was not run, or has no error that is identified.
     """
     points, turns = logs.read(runs, NEEDS[0]), oracle.read(runs, NEEDS[1])
     if points is None:
@@ -83,6 +83,9 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
         for row in _curve_rows(curve)
     ]
     known = pl.DataFrame(rows, schema={name: SCHEMA[name] for name in list(SCHEMA)[:-5]})
+    if known["value"].null_count() == len(known):
+        unknown = f"identified error{logs.reasons(known)}"
+        raise logs.missing("oracle", NEEDS[:1], runs, COMMAND, rows=unknown)
     return known.join(_references(turns), on=oracle.PLACE, how="left", maintain_order="left")
 
 
@@ -243,7 +246,11 @@ def caption(table: pl.DataFrame) -> str:
     text += f" Grey: {', '.join(others)}." if others else ""
     text += _refusals(table)
     if not table["estimates_advantage"].all():
-        text += " Open markers: the method's scale does not estimate the advantage."
+        text += (
+            " Open markers: the method's scale does not estimate the advantage, and its errors are "
+            "after one least-squares scale fitted on the other batches; all other errors, "
+            "VinePPO's too, are without a scale."
+        )
     if table["reconstructed"].any():
         text += " * Reconstructed from second-hand descriptions."
     return text + oracle.left_out(table, MOST_PANELS)

@@ -82,7 +82,7 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     out.
 
     Raises:
-        MissingLogs: The study was not run, or has no twins with controls.
+        MissingLogs: The study was not run, or has no gain that is identified and positive.
     """
     forks = oracle.read(runs, "oracle_forks")
     rows: list[dict[str, Any]] = []
@@ -91,10 +91,14 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
             known = {"setting": setting, "outcome": outcome}
             found = (*_gain_rows(own), *_agreement_rows(own), *_null_rows(own))
             rows += [known | row for row in found]
-    if all(row["panel"] == "null" for row in rows):
-        enough = f"turn with {FEWEST_CONTROLS} twins that have a control"
+    table = pl.DataFrame(rows, schema=SCHEMA)
+    if _gains_of(table).filter(pl.col("value") > 0).is_empty():
+        enough = (
+            f"identified gain ({FEWEST_CONTROLS} twins of a turn that have a control, and outcomes "
+            "that differ: more oracle.episodes give them)"
+        )
         raise logs.missing("twins", NEEDS, runs, COMMAND, rows=enough)
-    return pl.DataFrame(rows, schema=SCHEMA)
+    return table
 
 
 def _gain_rows(forks: pl.DataFrame) -> Iterator[dict[str, Any]]:
@@ -246,20 +250,24 @@ def _draw_panel(panel: Axes, rows: pl.DataFrame, name: str) -> None:
         rows = rows.filter(pl.col("value") > 0)
         panel.axhline(1, color=style.MUTED, lw=0.8, ls="--")
         panel.set_yscale("log")
-        style.plain_log_axis(panel.yaxis)
     else:
         panel.set_ylim(0, 1.02)
     if name in ("slot", "agreement"):
         rows = _at_slots(panel, rows)
     if name == "equal":
         panel.set_xlim(-0.1, 1.1)
-    if rows.is_empty():
-        return
-    _draw_series(panel, rows, is_log=is_gain)
+    if not rows.is_empty():
+        _draw_series(panel, rows, is_log=is_gain)
     if is_gain:
-        low, high = np.quantile(rows["value"].to_numpy(), (0, 1))
-        bottom, top = panel.get_ylim()
-        panel.set_ylim(max(bottom, min(low, 1) / _BEYOND), min(top, max(high, 1) * _BEYOND))
+        _limit(panel, rows["value"].to_list())
+        style.plain_log_axis(panel.yaxis, steps=style.steps_within(*panel.get_ylim()))
+
+
+def _limit(panel: Axes, values: Sequence[float]) -> None:
+    """Keeps bars from squeezing the values: they may leave the panel."""
+    bottom, top = panel.get_ylim()
+    least, most = min([*values, 1.0]), max([*values, 1.0])
+    panel.set_ylim(max(bottom, least / _BEYOND), min(top, most * _BEYOND))
 
 
 def _draw_series(panel: Axes, rows: pl.DataFrame, *, is_log: bool) -> None:

@@ -43,11 +43,12 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     than 20 forks that have a control are left out.
 
     Raises:
-        MissingLogs: Neither the study nor training runs with twins and controls.
+        MissingLogs: Neither the study nor training runs with twins and controls, or nothing of
+            them is identified.
     """
     rows = [*_ratio_rows(runs), *gain_rows(runs)]
-    if not rows:
-        enough = f"turn with {FEWEST_CONTROLS} twins that have a control"
+    if all(row["value"] is None for row in rows):
+        enough = f"turn with {FEWEST_CONTROLS} twins that have a control and outcomes that differ"
         raise logs.missing("variance", NEEDS, runs, COMMAND, rows=enough)
     return pl.DataFrame(rows, schema=SCHEMA)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+from scipy.special import ndtri
 
 from paper import coupling, logs, style
 from paper.report.inspector import TwinView, twin_views
@@ -214,23 +215,33 @@ def training_tables(runs: Sequence[Path], names: dict[Path, str]) -> tuple[Table
     trained = [run for run in runs if described[names[run]]["method"] is not None]
     if not trained:
         return ()
-    achieved, saved = [], []
+    achieved, rewarded, saved = [], [], []
     for run in trained:
         row = described[names[run]]
         metrics, pairs = logs.read([run], "metrics"), logs.read([run], "pairs")
         head = (names[run], style.mark(row["method"]), text_of(row["seed"]))
         achieved.append((*head, *_achievement(metrics)))
+        rewarded.append((*head, *_test_ends(metrics, *OUTCOME)))
         if pairs is not None:
             cells = coupling_cells(logged_pairs.joined(pairs))[:-1]
             saved.append((*head, *cells, *_floor_cells(pairs)))
     first = ("run", "method", "seed")
     tables = [
         Table(
-            caption="What the runs achieved, and what they spent",
+            caption="What the runs achieved, with 95% intervals over the test questions, and what "
+            "they spent",
             columns=(*first, *ACHIEVEMENT),
             rows=tuple(achieved),
         )
     ]
+    if rewarded := [row for row in rewarded if set(row[len(first) :]) != {NONE}]:
+        tables.append(
+            Table(
+                caption="What the runs' own rewards paid on test questions",
+                columns=(*first, "test outcome before", "after"),
+                rows=tuple(rewarded),
+            )
+        )
     if saved:
         tables.append(
             Table(
@@ -242,6 +253,8 @@ def training_tables(runs: Sequence[Path], names: dict[Path, str]) -> tuple[Table
     return tuple(tables)
 
 
+EXACT_MATCH = ("eval/exact_match_share", "eval/stderr_share")
+OUTCOME = ("eval/outcome_share", "eval/outcome_stderr_share")
 ACHIEVEMENT = (
     "test exact match before",
     "after",
@@ -256,14 +269,11 @@ ACHIEVEMENT = (
 def _achievement(metrics: pl.DataFrame | None) -> tuple[str, ...]:
     if metrics is None:
         return (NONE,) * len(ACHIEVEMENT)
-    tests = metrics.filter(pl.col("name") == "eval/exact_match_share").drop_nulls("value")
-    tests = tests.sort("step")
-    ends = [_test_text(metrics, row) for row in (tests.head(1), tests.tail(1))]
     questions = last_values(metrics).get("eval/num_questions_count", (0, None))[1]
     factual, twin = (_total(metrics, f"train/{kind}_tokens") for kind in ("sampled", "auxiliary"))
     seconds = metrics.filter(pl.col("name") == "time/step_seconds")["value"].median()
     return (
-        *ends,
+        *_test_ends(metrics, *EXACT_MATCH),
         NONE if questions is None else f"{questions:.0f}",
         f"{factual:,.0f}",
         f"{twin:,.0f}",
@@ -276,15 +286,27 @@ def _total(metrics: pl.DataFrame, name: str) -> float:
     return float(metrics.filter(pl.col("name") == name)["value"].sum())
 
 
-def _test_text(metrics: pl.DataFrame, test: pl.DataFrame) -> str:
+def _test_ends(metrics: pl.DataFrame | None, name: str, stderr: str) -> tuple[str, str]:
+    """A metric at the first and the last evaluation that has it."""
+    if metrics is None:
+        return NONE, NONE
+    tests = metrics.filter(pl.col("name") == name).drop_nulls("value").sort("step")
+    return _test_text(metrics, tests.head(1), stderr), _test_text(metrics, tests.tail(1), stderr)
+
+
+def _test_text(metrics: pl.DataFrame, test: pl.DataFrame, stderr: str) -> str:
     if test.is_empty():
         return NONE
     step, value = test["step"][0], float(test["value"][0])
-    errors = metrics.filter(pl.col("name") == "eval/stderr_share", pl.col("step") == step)
+    errors = metrics.filter(pl.col("name") == stderr, pl.col("step") == step)
     errors = errors.drop_nulls("value")
-    return f"{value:.3f}" + (
-        f" \N{PLUS-MINUS SIGN} {errors['value'][0]:.3f}" if len(errors) else ""
-    )
+    if errors.is_empty():
+        return f"{value:.3f}"
+    half = float(ndtri(0.975)) * errors["value"][0]
+    low, high = value - half, value + half
+    if stderr == EXACT_MATCH[1]:  # a share; an outcome may be any number
+        low, high = max(low, 0), min(high, 1)
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
 
 
 FLOOR = ("null twins", "differ by token", "differ by outcome")

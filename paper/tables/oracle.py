@@ -5,6 +5,7 @@ Leaves out the picture of the errors (`paper.figures.oracle`).
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -12,7 +13,7 @@ from paper import logs, oracle
 from paper.tables.formats import ratio_text
 from twinstats.board import equal_error
 
-NEEDS = ("oracle_points",)
+NEEDS = ("oracle_points", "oracle_turns")
 COMMAND = oracle.COMMAND
 
 KEEP = (
@@ -36,23 +37,52 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     """One row a setting, outcome, method and metric: see `twinstats.board.equal_error`.
 
     Errors are those of `paper.figures.oracle`; `rollouts` is VinePPO's number of them at which its
-    error is the target: 9, or the most that were played. Intervals are over batches of episodes.
+    error is the target: 9, or the most that were played. Intervals are over batches of episodes,
+    null with one batch. Nothing is identified where all episodes ended alike, as `oracle_turns`
+    tells where it is there.
 
     Raises:
         MissingLogs: The study was not run.
     """
-    points = logs.read(runs, "oracle_points")
+    points, turns = (logs.read(runs, name) for name in NEEDS)
     if points is None:
-        raise logs.missing("oracle", NEEDS, runs, COMMAND)
+        raise logs.missing("oracle", NEEDS[:1], runs, COMMAND)
+    alike = {} if turns is None else _alike(turns)
     rows = []
     for setting, outcome, board in oracle.boards(points):
         reference = oracle.reference(board)
         known = {"setting": setting, "outcome": outcome, "rollouts": reference[1]}
+        blank = _blank(board, alike.get((setting, outcome)))
         rows += [
-            known | {name: row[name] for name in KEEP}
+            known | {name: row[name] for name in KEEP} | (blank if row["ratio"] is not None else {})
             for row in equal_error({setting: board}, reference=reference)
         ]
     return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def _alike(turns: pl.DataFrame) -> dict[tuple[str, str], str]:
+    """The settings and outcomes whose episodes all ended alike, and how."""
+    places = turns.group_by(oracle.PLACE).agg(
+        pl.struct("run", "episode").n_unique().alias("number"),
+        pl.col("factual").min().alias("least"),
+        pl.col("factual").max().alias("most"),
+    )
+    return {
+        (row["setting"], row["outcome"]): f"{row['least']:.3f} in all {row['number']} episodes"
+        for row in places.to_dicts()
+        if row["least"] == row["most"]
+    }
+
+
+def _blank(board: oracle.Board, alike: str | None) -> dict[str, Any]:
+    """What a row with a ratio cannot have, and why."""
+    ends = dict.fromkeys(("low", "high"))
+    if alike is not None:
+        none = dict.fromkeys(("auxiliary_tokens", "ratio"))
+        return ends | none | {"is_bound": False, "reason": f"not identified: outcome {alike}"}
+    if all(len(curve.seeds) == 1 for curve in board.values()):
+        return ends | {"reason": "one batch: no interval"}
+    return {}
 
 
 def show(table: pl.DataFrame) -> pl.DataFrame:
@@ -86,8 +116,9 @@ def caption(table: pl.DataFrame) -> str:
     return (
         "Auxiliary tokens that each method needs on an agent to reach the error of VinePPO with "
         f"{rollouts} rollouts, and over VinePPO's, with a 95% bootstrap interval over batches of "
-        "episodes; ≤: already its cheapest point reaches it. Errors are against reference "
-        "advantages, less the reference's noise. * Reconstructed from second-hand descriptions. "
+        "episodes (none with one batch); ≤: already its cheapest point reaches it. Errors are "
+        "against reference advantages, less the reference's noise. * Reconstructed from "
+        "second-hand descriptions. "
         "° Its scale does not estimate the advantage: errors, vine's too, are after one "
         "least-squares scale fitted on the other batches."
     )

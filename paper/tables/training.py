@@ -40,7 +40,7 @@ SCHEMA = {
 
 
 def table(runs: Sequence[Path]) -> pl.DataFrame:
-    """Rows of each setting (recipe and questions an episode) and method, over its seeds.
+    """Rows of each setting (recipe, questions an episode, reward) and method, over its seeds.
 
     - With `against` null: the mean of a test score at the end of training (`metric` exact_match or
       f1, sampled and greedy), or of a number of the whole run (`decoding` null): updates,
@@ -254,6 +254,9 @@ def caption(table: pl.DataFrame) -> str:
         "of the tokens that forks sampled. Gain: variance of fresh-luck branches over that of "
         "twins, equal decisions counting as 0, over all pairs with a control, clustered by task."
     )
+    told = table.filter(pl.col("metric").is_in(METRICS))["setting"]
+    if silent := sorted(set(table["setting"]) - set(told)):
+        text += f" No EM or F1 of {'; '.join(silent)}: the task does not tell if a reply is right."
     if any(style.is_reconstructed(method) for method in table["method"]):
         text += " * Reconstructed from second-hand descriptions."
     return text

@@ -17,14 +17,20 @@ def train_run(
     recipe: str = "demo",
     parts: int = 4,
     texts: Mapping[str, str] | None = None,
+    reward: str = "",
+    exact: bool = True,
 ) -> Path:
-    """A training run with metrics, pairs, credit and texts."""
+    """A training run with metrics, pairs, credit and texts.
+
+    A `reward` of its own pays 3 less than the task does; `exact`: the task tells exact match.
+    """
     run = create_run(
         folder,
         command=f"twice train {recipe}",
         configuration={
             "recipe": recipe,
             "seed": seed,
+            "reward": reward,
             "task": {"parts": parts},
             "credit": {"method": method, "twins": 1},
         },
@@ -36,18 +42,18 @@ def train_run(
     for step in range(steps + 1):
         values: dict[str, float | int | None] = {}
         if step % 3 == 0:
-            values |= {
-                "eval/exact_match_share": 0.2 + 0.05 * step + 0.01 * seed,
-                "eval/stderr_share": 0.03,
-                "eval/num_questions_count": 200,
-                "eval/total_tokens": total,
-            }
-            write_scores(run, step, values["eval/exact_match_share"])
+            right = 0.2 + 0.05 * step + 0.01 * seed
+            values |= {"eval/num_questions_count": 200, "eval/total_tokens": total}
+            if exact:
+                values |= {"eval/exact_match_share": right, "eval/stderr_share": 0.03}
+                write_scores(run, step, right)
+            if reward:
+                values |= {"eval/outcome_share": right - 3, "eval/outcome_stderr_share": 0.2}
         if step < steps:
             auxiliary = 500 if method in ("twice", "vine") else 0
             total += 1000 + auxiliary
             values |= {
-                "train/outcome_share": 0.3 + 0.05 * step,
+                "train/outcome_share": 0.3 + 0.05 * step - 3 * bool(reward),
                 "train/sampled_tokens": 1000,
                 "train/auxiliary_tokens": auxiliary,
                 "train/total_tokens": total,

@@ -8,7 +8,7 @@ from paper import logs
 from paper.build import build_figures
 from paper.figures import FIGURES
 from paper.tables import TABLES
-from tests.paper import synthetic
+from tests.paper import oracle_logs, synthetic
 from twinstats.errors import UsageError
 
 
@@ -85,6 +85,15 @@ def test_figures_without_logs_are_listed_and_the_rest_is_drawn(tmp_path):
         "table leaderboard: no leaderboard_tokens or leaderboard_differences in run; "
         "make it with `twice simulate leaderboard --out runs/leaderboard`."
     )
+
+
+def test_a_study_too_small_for_a_figure_has_its_others(tmp_path):
+    tables = oracle_logs.tables(("facts",), ("f1",), num_episodes=2)
+    del tables["oracle_floor"]
+    run = synthetic.study_run(tmp_path / "run", **tables)
+    built = build_figures([run], tmp_path / "figures")
+    assert (built.figures, built.tables) == (("oracle",), ("table_oracle",))
+    assert "more oracle.episodes give them" in built.missing["twins"]
 
 
 def test_a_figure_asked_for_by_name_needs_its_logs(tmp_path):

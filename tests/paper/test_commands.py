@@ -30,7 +30,7 @@ def small(tmp_path):
 def test_missing_logs_are_said_and_no_failure(small, tmp_path):
     done = call("figures", small, "--out", tmp_path / "out")
     assert done.exit_code == 0
-    assert "not drawn, their logs are not there: complexity, variance, " in done.output
+    assert "not drawn, what they need is not in the logs: complexity, variance, " in done.output
     said = (tmp_path / "out" / "figures.json").read_text()
     assert "learning: no metrics in small; make it with `twice train" in said
 

@@ -35,10 +35,17 @@ def test_seeds_are_averaged_on_the_log_scale(tmp_path):
 
 
 def test_a_censored_seed_leaves_the_point_undefined(tmp_path):
-    first, second = (dict(synthetic.complexity_rows()[1]) for _ in range(2))
-    table = rows_of(tmp_path, [first, second | {"pairs": None, "seed": 1}])
-    assert table["pairs"].to_list() == [None]
+    first, second, other = (dict(synthetic.complexity_rows()[1]) for _ in range(3))
+    second |= {"pairs": None, "seed": 1}
+    table = rows_of(tmp_path, [first, second, other | {"regime": "step"}])
+    assert table.filter(regime=first["regime"])["pairs"].to_list() == [None]
     assert "1 points are undefined" in complexity.caption(table)
+
+
+def test_a_study_without_any_point_is_named(tmp_path):
+    rows = [row | {"pairs": None} for row in synthetic.complexity_rows()]
+    with pytest.raises(logs.MissingLogs, match="no positive effect whose number of pairs is known"):
+        rows_of(tmp_path, rows)
 
 
 def test_without_the_fit_there_is_no_exponent(tmp_path):

@@ -106,6 +106,13 @@ def test_every_variant_has_a_line_and_bounds_are_hollow(table):
     assert "rule of three" not in floor.caption(noisy)
 
 
+def test_no_bound_runs_through_a_twins_bar(table):
+    first = floor.draw(table).axes[0]
+    lines = [float(one.lines[0].get_ydata()[0]) for one in first.containers]
+    assert len(lines) == 2 * 2 * 2  # floors and twins of two outcomes of two variants
+    assert np.diff(sorted(lines)).min() >= 0.2 - 1e-9
+
+
 def test_settings_without_a_place_and_undefined_gains_are_named(table):
     names = [f"facts {number}" for number in range(5)]
     many = pl.concat([table.with_columns(setting=pl.lit(name)) for name in names])

@@ -87,6 +87,12 @@ def test_the_caption_has_the_rules_errors_on_the_test_half(tmp_path):
     assert "Cells with a gain below 1: 1." in text
 
 
+def test_a_study_without_any_gain_is_named(tmp_path):
+    rows = [row | dict.fromkeys(gain.SERIES.values()) for row in synthetic.gain_rows()]
+    with pytest.raises(logs.MissingLogs, match="no identified gain in gain in run; make it with"):
+        gain.table([synthetic.study_run(tmp_path / "run", gain=rows)])
+
+
 def test_a_missing_study_is_named_with_its_command(tmp_path):
     run = synthetic.study_run(tmp_path / "run", other=[{"x": 1}])
     with pytest.raises(logs.MissingLogs, match="no gain in run.*twice simulate gain"):

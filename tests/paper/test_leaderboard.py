@@ -54,6 +54,14 @@ def test_methods_without_a_colour_are_grey_and_named(tmp_path):
     assert [line.get_ydata().tolist() for line in grey] == [[0.5, 0.25]] * 2
 
 
+def test_a_study_of_one_seed_has_nothing_to_draw_and_says_why(tmp_path):
+    blank = {"value": None, "low": None, "high": None, "reason": "one seed only"}
+    rows = [row | blank for row in synthetic.leaderboard_rows()]
+    run = synthetic.study_run(tmp_path / "other", leaderboard=rows)
+    with pytest.raises(logs.MissingLogs, match=r"no positive mse_scaled \(one seed only\) in lead"):
+        leaderboard.table([run])
+
+
 def test_colours_tell_the_labelled_methods_apart():
     looks = style.looks(leaderboard.LABELLED)
     assert len({look["color"] for look in looks.values()}) == len(leaderboard.LABELLED)

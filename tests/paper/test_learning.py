@@ -92,6 +92,43 @@ def test_reconstructed_methods_are_marked(tmp_path):
     assert "* Reconstructed" in learning.caption(table)
 
 
+def test_what_a_reward_of_ones_own_pays_is_a_test_outcome_below_0_too(tmp_path):
+    run = synthetic.train_run(tmp_path / "run", method="rloo", reward="own:length")
+    table = learning.table([run])
+    assert table["setting"].unique().to_list() == ["demo, 4 questions, own:length"]
+    seed = table.filter(kind="seed")
+    assert seed.filter(measure="exact_match")["value"].to_list() == pytest.approx([0.2, 0.35, 0.5])
+    paid = seed.filter(measure="test_outcome")
+    assert paid["value"].to_list() == pytest.approx([-2.8, -2.65, -2.5])
+    assert paid["low"][0] == pytest.approx(-2.8 - 1.959964 * 0.2)
+    panels = learning.draw(table).axes
+    names = ["test exact match", "test outcome", "training outcome", "test outcome"]
+    assert [panel.get_ylabel() for panel in panels] == names
+    assert panels[0].get_ylim()[0] == 0
+    assert [panel.dataLim.y0 >= panel.get_ylim()[0] for panel in panels[1:]] == [True] * 3
+    assert panels[3].lines[0].get_ydata().tolist() == pytest.approx([-2.8, -2.5])
+    assert "own reward pays" in learning.caption(table)
+
+
+def test_means_of_a_reward_of_ones_own_have_intervals_below_0(tmp_path):
+    runs = [
+        synthetic.train_run(tmp_path / f"{seed}", method="rloo", seed=seed, reward="own:length")
+        for seed in (0, 1, 2)
+    ]
+    means = learning.table(runs).filter(kind="mean")
+    for measure in ("test_outcome", "outcome"):
+        own = means.filter(measure=measure)
+        assert (own["low"] <= own["value"]).all() and (own["value"] <= own["high"]).all()
+
+
+def test_a_chat_has_a_test_outcome_alone(tmp_path):
+    run = synthetic.train_run(tmp_path / "run", method="rloo", reward="own:length", exact=False)
+    table = learning.table([run])
+    assert set(table["measure"]) == {"test_outcome", "outcome"}
+    names = ["test outcome", "training outcome", "test outcome"]
+    assert [panel.get_ylabel() for panel in learning.draw(table).axes] == names
+
+
 def test_metrics_without_learning_are_told_from_no_metrics(tmp_path):
     run = synthetic.study_run(
         tmp_path / "retrofit", metrics=[{"name": "train/failed_count", "value": 0.0}]

@@ -71,6 +71,7 @@ def test_families_have_a_colour_each_and_members_a_marker(table):
     assert len({line.get_color() for line in lines.values()}) == len(figure.FAMILIES)
     assert lines["tree_grpo*"].get_markerfacecolor() == "none"
     assert "Grey: rloo." in figure.caption(table)
+    assert "VinePPO's too, are without a scale." in figure.caption(table)
 
 
 def test_the_reference_is_described_where_its_turns_are_logged(table, tmp_path):
@@ -109,11 +110,17 @@ def test_a_reference_of_nothing_but_noise_gives_no_error(tmp_path):
         row | {"truth_noise": 2 * row["truth_square"]} for row in oracle_logs.points(("facts",))
     ]
     blank = [row | {"reference": 0.0} for row in oracle_logs.turns(("facts",))]
-    run = synthetic.study_run(tmp_path / "run", oracle_points=rows, oracle_turns=blank)
-    table = figure.table([run])
+    own = {"oracle_turns": blank + oracle_logs.turns(("text",))}
+    both = rows + oracle_logs.points(("text",))
+    whole = figure.table([synthetic.study_run(tmp_path / "both", oracle_points=both, **own)])
+    table = whole.filter(setting="facts")
     assert table["value"].null_count() == len(table) == table["noise_share"].null_count()
-    assert "nan" not in figure.caption(table)
+    assert "nan" not in figure.caption(whole)
     assert set(table["reason"]) == {"the truth does not differ from 0 by more than its noise"}
+    alone = synthetic.study_run(tmp_path / "alone", oracle_points=rows, **own)
+    reason = r"no identified error \(the truth does not differ from 0 by more than its noise\) in"
+    with pytest.raises(logs.MissingLogs, match=reason):
+        figure.table([alone])
 
 
 def test_tokens_to_vines_error_by_hand(run):
@@ -139,6 +146,33 @@ def test_the_table_shows_the_cheapest_first_and_reasons_last(run):
     assert rows["spader"]["remark"] == "it needs 'entities'" and rows["spader"]["method"]
     assert "tree_grpo*°" in rows
     assert "VinePPO with 9 rollouts" in tokens.caption(tokens.table([run]))
+
+
+def test_one_batch_has_no_interval_and_says_so(tmp_path):
+    points = oracle_logs.points(("facts",), ("f1",), num_batches=1)
+    table = tokens.table([synthetic.study_run(tmp_path / "run", oracle_points=points)])
+    rows = {row["method"]: row for row in table.filter(metric="mse").to_dicts()}
+    own = rows["twice_maximal"]
+    assert own["ratio"] > 0 and own["low"] is own["high"] is None
+    assert own["reason"] == "one batch: no interval"
+    assert rows["rloo"]["reason"] == "not reached: its floor is above the target"
+    shown = {row["method"]: row for row in tokens.show(table).to_dicts()}
+    assert shown["vine"]["tokens / vine's"] == "1.00"
+
+
+def test_an_outcome_that_never_differs_identifies_nothing(tmp_path):
+    """Of its own setting and outcome only."""
+    turns = [
+        row | ({"factual": 0.0} if row["outcome"] == "f1" else {})
+        for row in oracle_logs.turns(("facts",))
+    ]
+    points = oracle_logs.points(("facts",))
+    run = synthetic.study_run(tmp_path / "run", oracle_points=points, oracle_turns=turns)
+    table = tokens.table([run]).filter(metric="mse", method="twice_maximal")
+    row, other = (table.filter(outcome=name).row(0, named=True) for name in ("f1", "exact_match"))
+    assert row["ratio"] is row["low"] is row["high"] is row["auxiliary_tokens"] is None
+    assert row["reason"] == "not identified: outcome 0.000 in all 6 episodes"
+    assert other["ratio"] > 0 and other["low"] is not None
 
 
 def test_fewer_rollouts_of_vine_are_the_reference_where_9_were_not_played(tmp_path):

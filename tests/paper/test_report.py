@@ -109,8 +109,9 @@ def test_training_runs_stand_side_by_side(all_runs):
     (row,) = achieved.rows
     cells = dict(zip(achieved.columns, row, strict=True))
     assert (cells["run"], cells["method"], cells["seed"]) == ("twice-0", "twice*", "0")
-    assert cells["test exact match before"] == "0.200 \N{PLUS-MINUS SIGN} 0.030"
-    assert cells["after"] == "0.500 \N{PLUS-MINUS SIGN} 0.030"
+    assert cells["test exact match before"] == "0.200 [0.141, 0.259]"
+    assert cells["after"] == "0.500 [0.441, 0.559]"
+    assert "95% intervals over the test questions" in achieved.caption
     assert (cells["factual tokens"], cells["auxiliary tokens"]) == ("6,000", "3,000")
     assert cells["auxiliary / factual"] == "0.5"
     twins = logged_pairs.joined(logs.read(runs[-1:], "pairs"))
@@ -119,6 +120,14 @@ def test_training_runs_stand_side_by_side(all_runs):
     gain = logged_pairs.account(twins).coupling_gain
     assert cells["gain, raw"].startswith(f"{gain:.3g} [")
     assert (cells["null twins"], cells["differ by token"]) == ("18", "0")
+
+
+def test_what_a_reward_of_ones_own_paid_has_a_table_of_its_own(tmp_path):
+    run = synthetic.train_run(tmp_path / "run", method="rloo", reward="own:f", exact=False)
+    achieved, paid = overview.training_tables([run], {run: "run"})
+    assert achieved.rows[0][3:5] == ("\N{EN DASH}",) * 2
+    assert paid.columns[3:] == ("test outcome before", "after")
+    assert paid.rows[0][3:] == ("-2.800 [-3.192, -2.408]", "-2.500 [-2.892, -2.108]")
 
 
 def test_undefined_values_are_dashes_with_no_interval():

@@ -66,6 +66,19 @@ def test_a_legend_is_no_wider_than_its_figure():
         assert [text.get_text()[0] for text in legend.get_texts()][0] == "0"
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "steps"),
+    [
+        (0.5, 2000, (1,)),
+        (0.7, 12, (1, 2, 5)),
+        (0.8, 2.6, (1, 1.5, 2, 3, 5, 7)),
+        (0.9, 1.6, (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)),
+    ],
+)
+def test_log_axes_name_more_numbers_the_shorter_they_are(low, high, steps):
+    assert style.steps_within(low, high) == steps
+
+
 def test_symmetrical_log_axes_name_fewer_numbers_the_farther_they_reach():
     def named(bottom, top):
         with style.house():

@@ -16,7 +16,7 @@ def score(decoding, metric, value, kind="all"):
     return {"decoding": decoding, "metric": metric, "kind": kind, "group": "", "value": value}
 
 
-def a_run(folder, method, seed, end, *, parts=4, finished=True, rate=1e-4):
+def a_run(folder, method, seed, end, *, parts=4, finished=True, rate=1e-4, tells=True):
     configuration = {
         "recipe": "demo",
         "seed": seed,
@@ -30,7 +30,8 @@ def a_run(folder, method, seed, end, *, parts=4, finished=True, rate=1e-4):
     for step, value in ((0, 0.3), (2, end)):
         rows = [score("sampled", "exact_match", value), score("sampled", "f1", value + 0.1)]
         rows += [score("sampled", "exact_match", 0.9, kind="relation")]
-        run.write("scores", step, [*rows, score("greedy", "exact_match", value - 0.1)])
+        rows = [*rows, score("greedy", "exact_match", value - 0.1)]
+        run.write("scores", step, rows if tells else [score("sampled", "outcome", -2.5)])
     for step in (1, 2):
         spent = {"train/auxiliary_tokens": 25 * step, "train/total_tokens": 100 * step}
         run.write("metrics", step, metric_rows(step, spent))
@@ -120,3 +121,11 @@ def test_without_a_finished_run_the_command_is_named(tmp_path):
     run = a_run(tmp_path / "run", "rloo", 0, 0.4, finished=False)
     with pytest.raises(logs.MissingLogs, match="no finished run that learns.*twice results"):
         training.table([run])
+
+
+def test_a_task_that_tells_no_exact_match_is_named(runs, tmp_path):
+    chat = a_run(tmp_path / "chat", "rloo", 0, 0.5, parts=1, tells=False)
+    table = training.table([*runs, chat])
+    assert "No EM or F1 of demo, 1 question: the task does not tell" in training.caption(table)
+    assert "No EM" not in training.caption(training.table(runs))
+    assert training.show(table).filter(setting="demo, 1 question")["EM"].to_list() == [""]

@@ -198,13 +198,32 @@ def test_a_gain_that_is_undefined_or_0_is_counted(table):
 
 
 def test_too_few_controls_are_told_from_no_logs(tmp_path):
-    few = [f for f in FORKS if f["episode"] in ("0/0", "0/1") and f["equal"]]
-    run = synthetic.study_run(tmp_path / "run", oracle_forks=few)
-    with pytest.raises(logs.MissingLogs, match="no turn with 20 twins that have a control in ora"):
-        twins.table([run])
+    few = [f for f in FORKS if f["episode"] in ("0/0", "0/1")]
+    reason = "no identified gain .20 twins of a turn that have a control, .* in oracle_forks in "
+    for name, own in {"all": few, "equal": [f for f in few if f["equal"]]}.items():
+        run = synthetic.study_run(tmp_path / name, oracle_forks=own)
+        with pytest.raises(logs.MissingLogs, match=reason + name):
+            twins.table([run])
     empty = synthetic.study_run(tmp_path / "empty", other=[{"x": 1}])
     with pytest.raises(logs.MissingLogs, match="twins: no oracle_forks in empty; make it with"):
         twins.table([empty])
+
+
+def test_outcomes_that_never_differ_have_no_gain_to_draw(tmp_path):
+    alike = [fork | {"factual": 0.0, "fork": 0.0} for fork in FORKS]
+    run = synthetic.study_run(tmp_path / "run", oracle_forks=alike)
+    with pytest.raises(logs.MissingLogs, match="outcomes that differ: more oracle.episodes give"):
+        twins.table([run])
+
+
+def test_every_gain_axis_names_enough_numbers(table):
+    """Also where the gains lie close together."""
+    close = table.with_columns(pl.col("value", "low", "high") ** 0.2)
+    for numbers in (table, close):
+        figure = twins.draw(numbers)
+        for panel in figure.axes:
+            low, high = panel.get_ylim()
+            assert sum(low <= tick <= high for tick in panel.get_yticks()) >= 3
 
 
 def test_an_outcome_without_any_gain_has_no_row(table):

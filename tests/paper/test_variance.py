@@ -114,6 +114,14 @@ def test_slots_of_parts_are_named_by_part_and_turn():
     assert coupling.slot_name(3, False) == "3"
 
 
+def test_a_study_without_any_ratio_or_gain_is_named(tmp_path):
+    names = ("ratio", "coupling_gain", "deduplicated_gain")
+    rows = [row | dict.fromkeys(names) for row in synthetic.variance_rows()]
+    run = synthetic.study_run(tmp_path / "run", variance=rows)
+    with pytest.raises(logs.MissingLogs, match="have a control and outcomes that differ in var"):
+        variance.table([run])
+
+
 def test_every_panel_that_has_rows_is_drawn(tmp_path):
     run = synthetic.train_run(tmp_path / "train", steps=12)
     study = synthetic.study_run(tmp_path / "study", variance=synthetic.variance_rows())
