@@ -16,7 +16,7 @@ from twinstats.episodes import SLOTS_PER_PART
 from twinstats.logged_pairs import account, joined, null_floor
 from twinstats.pairs import paired
 from twinstats.records import read, read_run
-from twinstats.results import show, show_interval
+from twinstats.results import show
 
 Summary = dict[str, Any]
 
@@ -129,6 +129,8 @@ def _method_row(method: str, runs: Sequence[Path]) -> Summary:
         plays.filter(pl.col("step") == pl.col("step").max().over("run")),
     )
     pairs = after.join(before, on=["run", "task", "sample"], suffix="_before")
+    factual = _total(metrics, "train/sampled_tokens")
+    auxiliary, steps = _total(metrics, "train/auxiliary_tokens"), _total_steps(metrics)
     change = paired(
         pairs["outcome"].to_numpy(),
         pairs["outcome_before"].to_numpy(),
@@ -141,9 +143,15 @@ def _method_row(method: str, runs: Sequence[Path]) -> Summary:
         "after": _share(after),
         "after_by_run": {str(k[0]): _share(own) for k, own in after.group_by("run")},
         "change": {"value": change.estimate, "interval": change.confidence_interval()},
-        "sampled_tokens": _total(metrics, "train/sampled_tokens"),
-        "auxiliary_tokens": _total(metrics, "train/auxiliary_tokens"),
-        "steps": _total_steps(metrics),
+        "sampled_tokens": factual,
+        "auxiliary_tokens": auxiliary,
+        "steps": steps,
+        "mean_of_a_run": {
+            "steps": steps / len(runs),
+            "factual_tokens": factual / len(runs),
+            "auxiliary_tokens": auxiliary / len(runs),
+            "total_tokens": (factual + auxiliary) / len(runs),
+        },
     }
 
 
@@ -199,8 +207,8 @@ def _bias_table(rows: Sequence[Summary]) -> Table:
         table.add_row(
             row["method"],
             row["quantity"],
-            show(row["largest_bias"], 2),
-            show_interval(_pair(row["interval"]), 2),
+            _fixed(row["largest_bias"], 4),
+            _interval(row["interval"], 4),
             show(row["margin"]),
             f"{row['equivalent_places']} of {row['num_places']} places",
         )
@@ -213,13 +221,13 @@ def _exponent_table(rows: Sequence[Summary]) -> Table:
         ("regime", "luck", "reading", "exponent", "95% interval"),
     )
     for row in rows:
-        interval = None if row["low"] is None else (row["low"], row["high"])
+        interval = None if row["low"] is None else [row["low"], row["high"]]
         table.add_row(
             row["regime"],
             row["coupling"],
             row["reading"],
-            show(row["slope"], 4),
-            show_interval(interval, 4),
+            _fixed(row["slope"], 3),
+            _interval(interval, 3),
         )
     return table
 
@@ -229,32 +237,35 @@ def _coupling_table(rows: Sequence[Summary]) -> Table:
         "Coupling of the warmed-up policy: Var(fresh luck) / Var(shared luck), same decisions",
         ("fork at", "pairs", "equal decisions", "raw gain", "deduplicated gain", "rho_eff"),
     )
+    gains = ("coupling_gain", "coupling_gain_deduplicated")
     for row in rows:
         table.add_row(
             row["place"],
             str(row["num_pairs"]),
-            show(row["equal_share"]["value"], 2),
-            *(
-                _with_interval(row[name])
-                for name in ("coupling_gain", "coupling_gain_deduplicated", "rho_eff")
-            ),
+            _fixed(row["equal_share"]["value"], 2),
+            *(_with_interval(row[name], 1) for name in gains),
+            _with_interval(row["rho_eff"], 2),
         )
     return table
 
 
 def _training_table(rows: Sequence[Summary]) -> Table:
+    scores = ("before", "after", "change")
+    counts = " or ".join(str(count) for count in sorted({row["num_runs"] for row in rows}))
     table = _table(
         "Training at equal sampled tokens: exact match on test questions (95% over questions)",
-        ("method", "runs", "steps", "before", "after", "change", "sampled", "auxiliary"),
+        ("method", *scores, "steps", "factual", "auxiliary", "total"),
     )
+    table.caption = f"Runs a method: {counts}. Steps and sampled tokens are the mean of a run."
+    table.caption_justify = "left"
     for row in rows:
+        own = row["mean_of_a_run"]
         table.add_row(
             row["method"],
-            str(row["num_runs"]),
-            str(row["steps"]),
-            *(_with_interval(row[name], 3) for name in ("before", "after", "change")),
-            f"{row['sampled_tokens']:,}",
-            f"{row['auxiliary_tokens']:,}",
+            # shares as .327: all columns have room on one line
+            *(_with_interval(row[name], 3).replace("0.", ".") for name in scores),
+            _fixed(own["steps"], 1),
+            *(f"{own[f'{name}_tokens']:,.0f}" for name in ("factual", "auxiliary", "total")),
         )
     return table
 
@@ -266,9 +277,17 @@ def _table(title: str, columns: Sequence[str]) -> Table:
     return table
 
 
-def _with_interval(row: Summary, digits: int = 2) -> str:
-    return f"{show(row['value'], digits)} {show_interval(_pair(row['interval']), digits)}"
+def _with_interval(row: Summary, decimals: int) -> str:
+    return f"{_fixed(row['value'], decimals)} {_interval(row['interval'], decimals)}"
 
 
-def _pair(interval: Sequence[float] | None) -> tuple[float, float] | None:
-    return None if interval is None else (interval[0], interval[1])
+def _interval(interval: Sequence[float | None] | None, decimals: int) -> str:
+    """An interval as people read it; a word has no brackets, or a console takes it for markup."""
+    if interval is None:
+        return "undefined"
+    return f"[{', '.join(_fixed(end, decimals) for end in interval)}]"
+
+
+def _fixed(value: float | None, decimals: int) -> str:
+    """A number with so many decimals, no zero being negative; `undefined` for null."""
+    return "undefined" if value is None else f"{value:z.{decimals}f}"

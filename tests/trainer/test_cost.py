@@ -365,14 +365,43 @@ def test_a_dry_run_prints_and_writes_nothing(tmp_path, monkeypatch, capsys):
 
 def test_a_dry_run_says_what_does_not_fit_and_what_is_not_known(capsys):
     words = ["qwen2.5-7b", "--dry-run", "--set", "learner.sharding=ddp"]
-    assert "DOES NOT FIT" in dry_run(capsys, words)[1]
+    told = dry_run(capsys, words)[1]
+    assert (
+        "DOES NOT FIT; it does with --gpus 4 --set engine.servers=HOST:8000 "
+        "--set learner.sharding=fsdp2\n"
+    ) in told
     told = dry_run(capsys, ["demo", "--dry-run", "--set", "credit.method=treerl"])[1]
     assert "not known: treerl decides while it plays" in told
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["qwen2.5-7b"],
+        ["qwen2.5-7b", "--gpus", "4", "--set", "engine.servers=a:1", "--set"]
+        + ["engine.cache_mib=200000"],
+        ["qwen2.5-7b", "--gpus", "3", "--set", "engine.servers=a:1"]
+        + ["--set", "learner.sharding=ddp", "--set", "learner.gradient_checkpointing=false"],
+        ["qwen2.5-3b", "--set", "engine.name=hf"],
+    ],
+)
+def test_the_way_out_of_a_dry_run_fits(capsys, words):
+    told = dry_run(capsys, [*words, "--dry-run"])[1]
+    advice = next(line for line in told.splitlines() if "DOES NOT FIT" in line)
+    found = dry_run(capsys, [*words, "--dry-run", *advice.split("it does with ")[1].split()])[1]
+    assert ": fits" in found and "DOES NOT FIT" not in found
+
+
+def test_a_dry_run_says_where_nothing_fits(capsys):
+    huge = ["--set", "model.pretrained=", "--set", "model.layers=2000"]
+    told = dry_run(capsys, ["qwen2.5-7b", "--dry-run", *huge])[1]
+    assert "DOES NOT FIT; nor does it with up to 32 GPUs that learn\n" in told
 
 
 def test_a_dry_run_refuses_what_cannot_be_run(capsys):
     code, told = dry_run(capsys, ["qwen2.5-3b", "--dry-run", "--gpus", "4"])
     assert code == 2 and "`engine.servers` must be set for 4 processes" in told
+    assert "--set engine.servers=HOST:PORT" in told
     twice = ["--set", "engine.servers=a:1,a:1"]
     code, told = dry_run(capsys, ["qwen2.5-3b", "--dry-run", *twice])
     assert code == 2 and "`engine.servers` names http://a:1 twice" in told

@@ -9,7 +9,7 @@ from trainer.config import changed
 from trainer.evaluation.evaluate import evaluate, evaluation_tasks
 from trainer.evaluation.scores import GREEDY, SAMPLED
 from trainer.setup import make_rollout
-from twinstats.episodes import Episode
+from twinstats.episodes import Episode, Turn
 
 
 @pytest.fixture
@@ -17,19 +17,22 @@ def scored(config):
     """Evaluates episodes whose outcomes are given, in order of their rows."""
 
     class Played:
-        def __init__(self, outcomes):
+        def __init__(self, outcomes, right):
             self.outcomes = outcomes
+            told = [{"part": 0, "answer": "a", "exact_match": one} for one in right]
+            self.turns = [(Turn((), None, None, 1, "", info={"step": one}),) for one in told]
+            self.turns += [()] * len(outcomes)
 
         def evaluate(self, tasks, step, *, temperature):
-            played = zip(tasks, self.outcomes, strict=False)
+            played = zip(tasks, self.outcomes, self.turns, strict=False)
             return [
-                Episode(task, 0, row, (), one, True, False, one == 1.0, info={"reason": "broken"})
-                for row, (task, one) in enumerate(played)
+                Episode(task, 0, row, turns, one, True, False, one == 1, info={"reason": "broken"})
+                for row, (task, one, turns) in enumerate(played)
             ]
 
-    def scored(*outcomes, **settings):
-        own = replace(config, evaluation=replace(config.evaluation, **settings))
-        return evaluate(Played(outcomes), own)
+    def scored(*outcomes, right=(), reward="", **settings):
+        own = replace(config, evaluation=replace(config.evaluation, **settings), reward=reward)
+        return evaluate(Played(outcomes, right), own)
 
     return scored
 
@@ -50,6 +53,30 @@ def test_where_all_failed_the_first_reason_is_named(scored):
 def test_one_question_has_no_standard_error(scored):
     metrics = scored(1.0, questions=1).metrics
     assert metrics["eval/exact_match_share"] == 1.0 and math.isnan(metrics["eval/stderr_share"])
+
+
+def test_with_a_reward_of_ones_own_exact_match_is_not_the_outcome(scored):
+    metrics = scored(-3.0, 0.0, 2.0, -1.0, right=(1.0, 0.0, 1.0, 1.0), reward="own:length").metrics
+    for head in ("eval/", "eval/greedy_"):
+        assert metrics[f"{head}exact_match_share"] == 0.75
+        assert metrics[f"{head}stderr_share"] == pytest.approx(math.sqrt(0.75 / 3 / 4))
+        assert metrics[f"{head}outcome_share"] == pytest.approx(-0.5)
+        assert metrics[f"{head}outcome_stderr_share"] == pytest.approx(math.sqrt(13 / 3 / 4))
+
+
+def test_an_answer_that_no_episode_came_to_matches_nothing(scored):
+    assert scored(2.0, 1.0, questions=2, reward="own:f").metrics["eval/exact_match_share"] == 0.0
+
+
+def test_a_task_that_tells_no_exact_match_has_none(scored, monkeypatch):
+    monkeypatch.delattr("trainer.tasks.facts.Facts.outcomes")
+    metrics = scored(-3.0, 0.0, questions=2, reward="own:length").metrics
+    assert metrics["eval/outcome_share"] == -1.5
+    assert not [name for name in metrics if "match" in name or name == "eval/stderr_share"]
+
+
+def test_without_a_reward_of_ones_own_the_outcome_has_no_second_name(scored):
+    assert not [name for name in scored(1.0, 0.0, questions=2).metrics if "outcome" in name]
 
 
 def test_pass_at_k_is_a_metric_from_two_samples_on(scored):

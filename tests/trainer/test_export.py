@@ -79,6 +79,14 @@ def test_the_card_has_results_settings_method_and_data(policy, config, run, tmp_
     assert card.startswith("---\nlibrary_name: transformers\n")
 
 
+def test_the_card_says_what_a_reward_of_ones_own_is(policy, config, run, tmp_path):
+    for reward, said in (("own:f", "The outcome is what the reward `own:f` pays."), ("", None)):
+        own = tmp_path / f"out{reward[:3]}"
+        export(run, policy, changed(config, [f"reward={reward}"]), own, step=4)
+        card = (own / "README.md").read_text()
+        assert said in card if said else "The outcome is" not in card
+
+
 def test_a_step_without_an_evaluation_has_no_results(policy, config, run, tmp_path):
     export(run, policy, config, tmp_path / "out", step=2)
     assert "no evaluation at step 2" in (tmp_path / "out" / "README.md").read_text()

@@ -305,9 +305,19 @@ def test_train_and_evaluate_work_together(monkeypatch, capsys, tmp_path, policy,
     assert called("train", "demo", "--out", out, *settings) == 0, capsys.readouterr().err
     told = json.loads((out / "run.json").read_text())["configuration"]
     assert (told["length"]["steps"], told["credit"]["method"]) == (1, "twice")
+    capsys.readouterr()
+    assert called("train", "demo", "--out", out, "--resume", *settings) == 0
+    told = capsys.readouterr().err
+    assert f"{out} is at its end (`length.steps` 1, `length.total_tokens` none): nothing" in told
+    assert "another length" not in told
     assert called("evaluate", out, "--checkpoint", 1) == 0
     assert capsys.readouterr().out.startswith("run, step 1")
     assert called("evaluate", out, "--checkpoint", "best") == 0
     assert capsys.readouterr().out.startswith("run, step ")
     assert called("evaluate", out, "--checkpoint", 7) == 2
     assert "it has: 0, 1" in capsys.readouterr().err
+    settings[1] = "length.steps=2"
+    assert called("train", "demo", "--out", out, "--resume", *settings) == 0
+    told = capsys.readouterr().err
+    assert f"{out} goes on with another length: length.steps (1 -> 2)." in told
+    assert "nothing was left" not in told

@@ -12,15 +12,15 @@ import torch
 from tests.trainer.test_train import Killed, assert_same, play, results, undisturbed
 from trainer.config import MACHINE, changed, paths
 from trainer.evaluation.evaluate import evaluate as plain_evaluate
+from trainer.evaluation.scores import EXACT_MATCH
 from trainer.loop import train as module
 from trainer.loop.checkpoint import CorruptCheckpointError, checkpoints, named, newest
 from trainer.loop.sigterm import Sigterm
-from trainer.loop.training import SCORE
 from trainer.oracle.config import OracleConfig
 from trainer.oracle.study import oracle
 from trainer.policy.ruined import refuse_ruined
 from twinstats import records
-from twinstats.errors import Stopped
+from twinstats.errors import Stopped, UsageError
 
 __all__ = ["play", "undisturbed"]  # fixtures
 
@@ -33,7 +33,7 @@ def scored(monkeypatch, scores):
 
     def evaluate(rollout, config):
         found = plain_evaluate(rollout, config)
-        values = found.metrics | {SCORE: next(given)}
+        values = found.metrics | {EXACT_MATCH: next(given)}
         return SimpleNamespace(metrics=values, tables=found.tables)
 
     monkeypatch.setattr(module, "evaluate", evaluate)
@@ -150,7 +150,7 @@ def test_what_may_change_are_fields(config):
 
 def test_what_fails_before_the_first_step_leaves_no_folder(play, tmp_path, monkeypatch):
     out = tmp_path / "run"
-    with pytest.raises(RuntimeError, match="below `warmup.minimum_exact_match`"):
+    with pytest.raises(UsageError, match="below `warmup.minimum_exact_match`"):
         play(out, "warmup.minimum_exact_match=0.99")
     dead = ("engine.name=vllm", "engine.servers=127.0.0.1:1", "engine.timeout_seconds=2")
     with pytest.warns(RuntimeWarning), pytest.raises(RuntimeError, match="No vLLM server works"):

@@ -1,7 +1,9 @@
 """The training loop: the same seed gives the same run, also when it was killed and resumed."""
 
 import dataclasses
+import sys
 import time
+import types
 
 import numpy as np
 import polars as pl
@@ -12,11 +14,13 @@ from trainer.config import changed
 from trainer.learning.learner import Learner
 from trainer.loop import train as module
 from trainer.loop.checkpoint import Checkpoint, load_checkpoint, newest
+from trainer.loop.trackers import _digest
 from trainer.loop.train import train, train_tasks
 from trainer.loop.training import load_weights
 from trainer.policy import Policy, build_model
 from trainer.tasks import questions
 from trainer.tasks.questions import data_fingerprint
+from trainer.tasks.reward import load_reward
 from twinstats.errors import UsageError
 from twinstats.records import Run, parts, read, read_run
 
@@ -188,6 +192,73 @@ def test_a_finished_run_resumes_to_itself(play, undisturbed, tmp_path):
     assert_same(results(out), undisturbed(play, "twice"))
 
 
+# A longer run
+
+
+def of_steps(found):
+    """Tables and weights without the evaluations, which a longer run has one more of."""
+    kept, weights = dict(found[0]), found[1]
+    for table in ("evaluations", "answers", "scores"):
+        kept.pop(table, None)
+    kept["metrics"] = kept["metrics"].filter(~pl.col("name").str.starts_with("eval/"))
+    return kept, weights
+
+
+@pytest.mark.parametrize("limit", ["steps", "total_tokens"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_longer_run_is_the_undisturbed_one_but_for_an_evaluation_more(
+    play, undisturbed, tmp_path, method, limit
+):
+    own, longer = f"credit.method={method}", "length.steps=4"
+    short = "length.steps=2"
+    if limit == "total_tokens":
+        totals = undisturbed(play, method)[0]["metrics"]
+        totals = totals.filter(pl.col("name") == "train/total_tokens").sort("step")["value"]
+        short, longer = (f"length.total_tokens={int(totals[step])}" for step in (1, 3))
+    out = play(tmp_path / "run", own, short)
+    assert len(metric(out, "train/total_tokens")) == 2 and read_run(out)["finished"]
+    play(out, own, longer, resume=True)
+    assert_same(of_steps(results(out)), of_steps(undisturbed(play, method)))
+    scores = read(out, "metrics").filter(pl.col("name") == "eval/exact_match_share").collect()
+    assert sorted(scores["step"]) == [0, 2, 4]
+
+
+def test_a_longer_run_tells_its_length_and_that_it_is_not_finished(play, tmp_path, config):
+    out = play(tmp_path / "run", "length.steps=1")
+    before, seen = read_run(out), []
+    play(out, "length.steps=2", resume=True, on_step=lambda *_: seen.append(read_run(out)))
+    assert seen[0]["configuration"]["length"] == {"steps": 2, "total_tokens": None}
+    assert seen[0]["finished"] is None and read_run(out)["finished"]
+    play(out, "length.steps=3", resume=True)
+    told = read_run(out)
+    assert told["configuration"]["length"]["steps"] == 3
+    assert _digest(told) == _digest(before)  # to services it is the same run
+
+
+def test_a_run_is_never_shorter_than_what_it_has_done(play, tmp_path):
+    out = play(tmp_path / "run", "length.steps=2")
+    before, done = read_run(out), int(metric(out, "train/total_tokens")[-1])
+    for settings, message in (
+        (["length.steps=1"], "`length.steps` must be above the 2 that .* has done, got 1"),
+        (
+            ["length.steps=9", f"length.total_tokens={done}"],
+            f"`length.total_tokens` must be above the {done} that .* has done, got {done}",
+        ),
+    ):
+        with pytest.raises(UsageError, match=message):
+            play(out, *settings, resume=True)
+    assert read_run(out) == before
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_rate_that_depends_on_the_length_keeps_it(play, tmp_path, schedule):
+    own = f"optimizer.schedule={schedule}"
+    out = play(tmp_path / "run", own, "length.steps=1")
+    with pytest.raises(UsageError, match=rf"length.steps \(1 -> 2\): with `{own}` the rate"):
+        play(out, own, "length.steps=2", resume=True)
+    play(out, own, "length.steps=1", resume=True)
+
+
 def test_the_replay_flag_is_taken_up(play, tmp_path, monkeypatch):
     def kill(done, metrics):
         if done == 3:
@@ -213,7 +284,7 @@ def test_the_replay_flag_is_taken_up(play, tmp_path, monkeypatch):
 
 def test_a_changed_configuration_is_refused_and_named(play, tmp_path):
     out = play(tmp_path / "run", "length.steps=1")
-    for setting in ("rollout.groups=1", "seed=9", "length.steps=2", "credit.budget=none"):
+    for setting in ("rollout.groups=1", "seed=9", "credit.budget=none"):
         path = setting.partition("=")[0]
         settings = ["length.steps=1", setting]
         with pytest.raises(UsageError, match=f"another configuration: {path} "):
@@ -254,8 +325,42 @@ def test_a_method_that_cannot_run_is_refused_before_anything_is_written(play, tm
 
 
 def test_a_policy_that_answers_too_little_is_refused(play, tmp_path):
-    with pytest.raises(RuntimeError, match="below `warmup.minimum_exact_match`"):
+    with pytest.raises(UsageError, match="below `warmup.minimum_exact_match` 0.99: more `warmup"):
         play(tmp_path / "run", "warmup.minimum_exact_match=0.99")
+
+
+@pytest.fixture
+def penalty(monkeypatch):
+    """A reward of the user's that is never positive, by its path."""
+    module = types.ModuleType("own_penalty")
+    module.length = lambda prompts, completions, **columns: -float(len(completions[0]))
+    monkeypatch.setitem(sys.modules, "own_penalty", module)
+    yield "own_penalty:length"
+    load_reward.cache_clear()
+
+
+def test_exact_match_is_what_is_refused_whatever_a_reward_of_ones_own_pays(play, tmp_path, penalty):
+    with pytest.raises(UsageError, match="answers 0.000 of the test questions.*below"):
+        play(tmp_path / "run", f"reward={penalty}", "warmup.minimum_exact_match=0.01")
+    run = play(tmp_path / "run", f"reward={penalty}", "length.steps=1")
+    assert metric(run, "eval/exact_match_share") == [0.0, 0.0]
+    paid = metric(run, "eval/outcome_share")
+    assert max(paid) < 0
+    best = 0 if paid[0] >= paid[1] else 1
+    assert load_checkpoint(newest(run / "checkpoints")).state["best"] == {
+        "step": best,
+        "score": paid[best],
+    }
+
+
+def test_where_a_task_tells_no_exact_match_no_policy_is_refused(
+    play, tmp_path, penalty, monkeypatch
+):
+    monkeypatch.delattr("trainer.tasks.facts.Facts.outcomes")
+    settings = (f"reward={penalty}", "warmup.minimum_exact_match=0.99", "length.steps=1")
+    run = play(tmp_path / "run", *settings)
+    assert max(metric(run, "eval/outcome_share")) < 0
+    assert metric(run, "eval/exact_match_share") == []
 
 
 def test_a_damaged_checkpoint_is_not_taken_for_none(play, tmp_path):

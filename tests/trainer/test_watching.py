@@ -45,6 +45,8 @@ def test_a_step_in_a_line_leaves_out_what_is_unknown():
     assert note(3, METRICS) == "step 3  reward .250  discordance .500  tokens 1,200"
     told = METRICS | {"pairs/rho_eff_ratio": 0.8125, "eval/exact_match_share": 1.0}
     assert "reward .250  test 1.000  rho_eff .812  discordance" in note(3, told)
+    told |= {"eval/outcome_share": -2.5}
+    assert "reward .250  test outcome -2.500  test exact match 1.000  rho_eff" in note(3, told)
 
 
 def test_a_run_is_over_with_its_steps_or_its_tokens(config):
@@ -59,7 +61,7 @@ def test_outside_a_terminal_a_line_comes_at_first_and_last_and_every_ten_seconds
     long = changed(config, ["length.steps=6"])
     with training_progress(long, clock=lambda: now[0]) as on_step:
         for step in range(1, 7):
-            tested = {"eval/exact_match_share": 0.5} if step == 5 else {}
+            tested = {"eval/outcome_share": 0.5} if step == 5 else {}
             on_step(step, METRICS | tested)
             now[0] += 5
     told = capsys.readouterr()
@@ -180,6 +182,17 @@ def test_a_run_is_watched_while_it_is_written(run):
     told = shown(view)
     assert "step 2 of 4" in told and "▁█" in told and "1,200 tokens" in told
     assert "play" in told and "3.00 s" in told and "rho_eff" not in told
+
+
+def test_an_evaluation_is_no_part_of_the_time_of_a_step(run):
+    times = {"play": 1.5, "evaluation": 7.25, "step": 1.5}
+    log(run, 1, **{f"time/{name}_seconds": value for name, value in times.items()})
+    told = [" ".join(line.split()) for line in shown(Log(run.path).look()).splitlines()]
+    whole = next(line for line, text in enumerate(told) if "time of a step 1.50 s" in text)
+    assert "play 1.50 s" in told[whole + 1]
+    assert "evaluation, besides 7.25 s" in told[whole + 2]
+    log(run, 2, **{"time/evaluation_seconds": 0.0, "time/step_seconds": 1.0})
+    assert "evaluation" not in shown(Log(run.path).look())
 
 
 def test_parts_are_read_once_and_again_where_a_resumed_run_wrote_them_anew(run, monkeypatch):

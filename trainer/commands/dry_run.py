@@ -1,17 +1,22 @@
 """`twice train --dry-run`: what a run would take, without starting it."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import typer
 
-from trainer.config import Config
+from trainer.config import Config, changed
 
 if TYPE_CHECKING:
     from trainer.cost.estimate import Estimate
 
 _GIB = 2**30
 _WIDTH = 40
+# tried where a run does not fit
+_GPUS = (1, 2, 4, 8, 16, 32)
+_CHUNK, _ROWS = 256, 16
+_FILLED = 0.9  # of a GPU's memory: what fits by less than a tenth may not fit
 
 
 def dry_run(config: Config, *, gpus: int) -> None:
@@ -42,13 +47,46 @@ def lines(config: Config, found: "Estimate") -> Iterator[str]:
     yield from _memory("Memory of a learner's GPU, GiB", found.learner)
     yield from _memory("Memory that sampling takes, GiB", found.sampler)
     for whose, held in found.held.items():
-        fits = "fits" if held <= found.gpu.memory else "DOES NOT FIT"
+        fits = "fits" if held <= found.gpu.memory else f"DOES NOT FIT; {_way_out(config, found)}"
         yield _row(
             f"in all, {whose}", f"{held / _GIB:.1f} of {found.gpu.memory / _GIB:.0f}: {fits}"
         )
     yield from _tokens(found)
     yield from _seconds(found)
     yield from _assumptions()
+
+
+def _way_out(config: Config, found: "Estimate") -> str:
+    """Settings with which all fits, on as few GPUs that learn as possible, or that none do."""
+    from trainer.cost.estimate import estimate
+
+    serving = _serving(config, found)
+    chunk = min(_CHUNK, config.learner.chunk_tokens or _CHUNK)
+    least = ("learner.gradient_checkpointing=true", "loss.micro_rows=1")
+    for gpus in (found.gpus, *(one for one in _GPUS if one > found.gpus)):
+        own = [*serving, "learner.sharding=fsdp2"] if gpus > 1 else serving
+        for settings in (own, [*own, *least, f"learner.chunk_tokens={chunk}"]):
+            tried = estimate(changed(config, settings), gpus=gpus)
+            if max(tried.held.values()) <= _FILLED * found.gpu.memory:
+                needed = [one for one in settings if changed(config, [one]) != config]
+                words = [] if gpus == found.gpus else [f"--gpus {gpus}"]
+                return f"it does with {' '.join([*words, *(f'--set {one}' for one in needed)])}"
+    return f"nor does it with up to {_GPUS[-1]} GPUs that learn"
+
+
+def _serving(config: Config, found: "Estimate") -> list[str]:
+    """Settings with which vLLM samples on GPUs of its own and fits there, or `hf` takes less."""
+    from trainer.cost.estimate import estimate
+
+    if config.engine.name != "vllm":
+        return [f"rollout.max_batch={min(_ROWS, config.rollout.max_batch)}"]
+    settings = [] if found.servers else ["engine.servers=HOST:8000"]
+    sampler = estimate(changed(config, settings), gpus=found.gpus).sampler
+    excess = sum(sampler.values()) - _FILLED * found.gpu.memory
+    if excess > 0:
+        cache = max(0, config.engine.cache_mib - math.ceil(excess / 2**20))
+        settings.append(f"engine.cache_mib={cache}")
+    return settings
 
 
 def _memory(title: str, parts: Mapping[str, float]) -> Iterator[str]:

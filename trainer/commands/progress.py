@@ -10,6 +10,7 @@ from rich.console import Console
 from trainer.commands.score_tables import share
 from trainer.commands.shared import progress_bar
 from trainer.config import Config
+from trainer.evaluation.scores import EXACT_MATCH, OUTCOME, score_of
 
 _SECONDS = 10.0  # between two lines, at least
 
@@ -48,7 +49,8 @@ def note(step: int, metrics: Mapping[str, float]) -> str:
     told = [f"step {step}"]
     for word, name in (
         ("reward", "train/outcome_share"),
-        ("test", "eval/exact_match_share"),
+        ("test outcome", OUTCOME),
+        ("test exact match" if OUTCOME in metrics else "test", EXACT_MATCH),
         ("rho_eff", "pairs/rho_eff_ratio"),
         ("discordance", "pairs/discordance_share"),
     ):
@@ -65,7 +67,7 @@ def _lines(config: Config, console: Console, clock: Callable[[], float]) -> OnSt
     def on_step(step: int, metrics: Mapping[str, float]) -> None:
         nonlocal last
         is_over = _share_done(config, step, metrics) == 1.0
-        is_due = is_over or "eval/exact_match_share" in metrics or clock() - last >= _SECONDS
+        is_due = is_over or score_of(metrics) is not None or clock() - last >= _SECONDS
         if is_due:
             last = clock()
             console.print(

@@ -124,7 +124,13 @@ def _trained(
     _check_folder(out, config, resume=resume)
     policy = warmed(config)
     processes.wait()
-    with training_progress(config) as on_step:
+    steps: list[int] = []
+    with training_progress(config) as shown:
+
+        def on_step(step: int, metrics: dict[str, float]) -> None:
+            steps.append(step)
+            shown(step, metrics)
+
         run = train_policy(
             config,
             policy,
@@ -136,16 +142,27 @@ def _trained(
             sigterm=sigterm,
             processes=processes,
         )
+    if resume and not steps:
+        length = config.length
+        typer.echo(
+            f"{out} is at its end (`length.steps` {length.steps}, `length.total_tokens` "
+            f"{length.total_tokens or 'none'}): nothing was left to do.",
+            err=True,
+        )
     print_tables(last_scores(run)[0], stderr=True)
     return run
 
 
 def _check_folder(out: Path, config: Config, *, resume: bool) -> None:
     """Refuses the folders that `train` refuses, and those that cannot be made."""
-    from trainer.loop.training import reopened
+    from trainer.loop.training import length_changes, reopened
 
     if resume:
         reopened(out, config)
+        if changes := length_changes(out, config):
+            typer.echo(
+                f"{out} goes on with another length: {', '.join(changes.values())}.", err=True
+            )
         return
     refuse_existing(out)
     nearest = next(one for one in (out.absolute(), *out.absolute().parents) if one.exists())

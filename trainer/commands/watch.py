@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer.commands.score_tables import share, wide_console
+from trainer.evaluation.scores import EXACT_MATCH, OUTCOME
 from trainer.loop.watch import Log, Pair, Point, View
 
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -21,7 +22,8 @@ _LENGTH = 40  # of a sparkline
 _LINE = 160  # letters of a turn that are shown
 _CURVES = {
     "reward": "train/outcome_share",
-    "test score": "eval/exact_match_share",
+    "test outcome": OUTCOME,
+    "test exact match": EXACT_MATCH,
     "coupling gain": "pairs/coupling_gain_ratio",
     "rho_eff": "pairs/rho_eff_ratio",
     "discordance": "pairs/discordance_share",
@@ -113,14 +115,17 @@ def _curves(view: View) -> Table:
 
 
 def _stages(stages: dict[str, float]) -> Table:
-    """Seconds of each stage of the last step, as bars of their shares."""
-    names = [one for one in stages if one.endswith("_seconds") and one != "step_seconds"]
+    """Seconds of each stage of the last step, as bars of their shares; evaluation stands apart."""
+    apart = ("step_seconds", "evaluation_seconds")
+    names = [one for one in stages if one.endswith("_seconds") and one not in apart]
     whole = stages.get("step_seconds", sum(stages[name] for name in names))
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, title_justify="left")
     table.add_row("time of a step", f"{whole:.2f} s", "")
     for name in sorted(names, key=lambda name: -stages[name]):
         bar = "█" * round(30 * min(1.0, stages[name] / whole)) if whole else ""
         table.add_row(f"  {name.removesuffix('_seconds')}", f"{stages[name]:.2f} s", bar)
+    if evaluation := stages.get("evaluation_seconds"):
+        table.add_row("evaluation, besides", f"{evaluation:.2f} s", "")
     return table
 
 

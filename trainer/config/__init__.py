@@ -1,7 +1,7 @@
 """The configuration of a run: a tree of fields, and changes to it by `path=value`."""
 
 from trainer.config.changes import changed, from_dict, parse
-from trainer.config.machine import MACHINE
+from trainer.config.machine import LENGTH, MACHINE
 from trainer.config.paths import paths
 from trainer.config.tree import (
     CheckpointConfig,
@@ -24,6 +24,7 @@ from trainer.config.tree import (
 )
 
 __all__ = [
+    "LENGTH",
     "MACHINE",
     "CheckpointConfig",
     "Config",

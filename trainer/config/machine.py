@@ -1,6 +1,7 @@
-"""Fields that say how a machine does the work, not what comes out: a resumed run may change them.
+"""Fields that a resumed run may change.
 
-All others are what a run is, and `--resume` refuses another value of them.
+They say how a machine does the work, not what comes out, or how long it goes on. All others are
+what a run is, and `--resume` refuses another value of them.
 """
 
 MACHINE = (
@@ -18,4 +19,7 @@ MACHINE = (
     "learner.chunk_tokens",
     "learner.sharding",
 )
-"""Paths of these fields. `run.json` keeps the values that a run was started with."""
+"""Paths of the machine's fields. `run.json` keeps the values that a run was started with."""
+
+LENGTH = ("length.steps", "length.total_tokens")
+"""Paths of the length's fields, free where the rate is constant. `run.json` tells the last."""

@@ -114,7 +114,8 @@ class WarmupConfig:
     `steps` updates has `rows` rows of `row_tokens` tokens; the rate goes up over `warmup_steps` and
     falls to 0 over the last `decay_share`. Of the tokens that were shown rather than sampled, a
     random `observation_share` is learned. Training refuses any policy, pretrained ones too, whose
-    sampled test score is below `minimum_exact_match`.
+    sampled exact match on test questions is below `minimum_exact_match`, whatever a `reward` pays;
+    where the task tells no exact match (a chat) it refuses none.
     """
 
     episodes: int = 16000

@@ -156,8 +156,10 @@ def check_processes(config: Config, processes: Processes) -> None:
     """
     if processes.size > 1 and config.engine.name == "vllm" and not config.engine.servers:
         raise UsageError(
-            f"`engine.servers` must be set for {processes.size} processes: vLLM inside one of them "
-            "would take the others for its own."
+            f"`engine.servers` must be set for {processes.size} processes "
+            "(--set engine.servers=HOST:PORT,HOST:PORT, one a GPU that samples, each started by "
+            "python -m trainer.engines.serve): vLLM inside one of them would take the others for "
+            "its own."
         )
 
 

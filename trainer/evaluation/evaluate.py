@@ -8,8 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainer.config import Config
-from trainer.evaluation.scores import GREEDY, SAMPLED, answer_rows, evaluation_rows, score_rows
+from trainer.evaluation.scores import (
+    EXACT_MATCH,
+    GREEDY,
+    OUTCOME,
+    SAMPLED,
+    answer_rows,
+    evaluation_rows,
+    score_rows,
+)
 from trainer.rollout import Rollout
+from trainer.tasks import ENVIRONMENTS
 from trainer.tasks.choice import source_of
 from twinstats.episodes import Episode, Task
 from twinstats.errors import UsageError
@@ -24,11 +33,14 @@ class Evaluation:
         evaluations: One row an episode.
         answers: One row a question of each episode.
         scores: Means with intervals; episodes that failed to play are left out of them.
+        match: The score that is the exact match: "outcome" where the task itself pays it,
+            "exact_match" where a function of the user's pays; null where no task tells it.
     """
 
     evaluations: list[Row]
     answers: list[Row]
     scores: list[Row]
+    match: str | None
 
     @property
     def tables(self) -> Mapping[str, list[Row]]:
@@ -39,16 +51,15 @@ class Evaluation:
     def metrics(self) -> dict[str, float]:
         """The scores over all questions, by name; NaN where every episode failed.
 
-        eval/exact_match_share is the mean outcome, eval/all_right_share the share of episodes with
-        every part right, both of samples. Questions are counted once, failed episodes of samples
+        eval/exact_match_share is absent where no task tells it (a chat), eval/outcome_share where
+        the outcome is the exact match. eval/all_right_share is the share of episodes with every
+        part right. These are of samples. Questions are counted once, failed episodes of samples
         each for itself.
         """
         found = {
-            "eval/exact_match_share": self._score(SAMPLED, "outcome"),
-            "eval/stderr_share": self._score(SAMPLED, "outcome", "stderr"),
+            **self._means(SAMPLED),
             "eval/all_right_share": self._score(SAMPLED, "success"),
-            "eval/greedy_exact_match_share": self._score(GREEDY, "outcome"),
-            "eval/greedy_stderr_share": self._score(GREEDY, "outcome", "stderr"),
+            **self._means(GREEDY),
             "eval/f1_share": self._score(SAMPLED, "f1"),
             "eval/greedy_f1_share": self._score(GREEDY, "f1"),
         }
@@ -61,6 +72,20 @@ class Evaluation:
             "eval/failed_count": len(sampled) - len(played),
         }
         return found | self._pass_at_k() | counts
+
+    def _means(self, decoding: str) -> dict[str, float]:
+        """Exact match and outcome, each where it is a number of its own, with standard errors."""
+        names: dict[str, tuple[str, str]] = {}
+        if self.match is not None:
+            names[self.match] = (EXACT_MATCH, "eval/stderr_share")
+        if self.match != "outcome":
+            names["outcome"] = (OUTCOME, "eval/outcome_stderr_share")
+        head = "eval/greedy_" if decoding == GREEDY else "eval/"
+        return {
+            name.replace("eval/", head): self._score(decoding, metric, column)
+            for metric, both in names.items()
+            for name, column in zip(both, ("value", "stderr"), strict=True)
+        }
 
     def _score(self, decoding: str, metric: str, column: str = "value") -> float:
         for row in self.scores:
@@ -106,6 +131,8 @@ def evaluate(rollout: Rollout, config: Config) -> Evaluation:
     """
     tasks = evaluation_tasks(config)
     evaluations, answers = [], []
+    tells = getattr(ENVIRONMENTS[config.task.name], "outcomes", ())
+    own = "exact_match" if "exact_match" in tells else None
     for decoding, samples, temperature in (
         (SAMPLED, config.evaluation.samples, None),
         (GREEDY, 1, 0.0),
@@ -113,9 +140,12 @@ def evaluate(rollout: Rollout, config: Config) -> Evaluation:
         episodes = rollout.evaluate(tasks * samples, 0, temperature=temperature)
         _refuse_all_failed(episodes)
         evaluations += evaluation_rows(episodes, decoding, len(tasks))
-        answers += answer_rows(episodes, decoding, len(tasks))
+        answers += answer_rows(episodes, decoding, len(tasks), tells)
     return Evaluation(
-        evaluations=evaluations, answers=answers, scores=score_rows(evaluations, answers)
+        evaluations=evaluations,
+        answers=answers,
+        scores=score_rows(evaluations, answers),
+        match=own if config.reward else "outcome",
     )
 
 

@@ -22,7 +22,18 @@ EPISODE_METRICS = ("outcome", "success")
 KINDS = ("relation", "hops", "data_source")
 """What a question may be grouped by."""
 SAMPLED, GREEDY = "sampled", "greedy"
+EXACT_MATCH, OUTCOME = "eval/exact_match_share", "eval/outcome_share"
+"""Metrics of an evaluation, of samples. The second is there where the outcome is another number."""
 _UNKNOWN = "no episode has it"
+
+
+def score_of(metrics: Mapping[str, float]) -> float | None:
+    """What training raises, as an evaluation measured it: the mean outcome; null without one.
+
+    >>> score_of({"eval/exact_match_share": 0.4, "eval/outcome_share": -1.5})
+    -1.5
+    """
+    return metrics.get(OUTCOME, metrics.get(EXACT_MATCH))
 
 
 def evaluation_rows(episodes: Sequence[Episode], decoding: str, num_tasks: int) -> list[Row]:
@@ -39,13 +50,16 @@ def evaluation_rows(episodes: Sequence[Episode], decoding: str, num_tasks: int) 
     ]
 
 
-def answer_rows(episodes: Sequence[Episode], decoding: str, num_tasks: int) -> list[Row]:
+def answer_rows(
+    episodes: Sequence[Episode], decoding: str, num_tasks: int, tells: Iterable[str] = ()
+) -> list[Row]:
     """Rows of the table `answers`: one a question of each episode.
 
     A question that an episode never came to scores 0, as it does in the outcome. In an episode
-    that failed scores are null. A score that the task tells of no question is null everywhere.
+    that failed scores are null. A score that the task tells of no question is null everywhere,
+    unless it is one of `tells`: those that the task would tell if an episode came to an answer.
     """
-    told = {
+    told = set(tells).intersection(ANSWER_METRICS) | {
         name
         for episode in episodes
         for info in _endings(episode).values()

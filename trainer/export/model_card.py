@@ -108,11 +108,12 @@ def _use(card: Card) -> str:
 def _method(card: Card) -> str:
     credit, rollout, config = card.config.credit, card.config.rollout, card.config
     lora = f", by LoRA adapters of rank {config.lora.rank}" if config.lora.rank else ""
+    reward = f" The outcome is what the reward `{config.reward}` pays." if config.reward else ""
     return (
         f"## Method\n\nCredit of each turn: `{credit.method}`, from {rollout.groups} tasks a step "
         f"with {rollout.group_size} episodes each. Update: clipped policy gradient, ratio by "
         f"{config.loss.ratio}, aggregation by {config.loss.aggregation}{lora}. Seed {config.seed}, "
-        f"commit {card.description['commit']}.\n"
+        f"commit {card.description['commit']}.{reward}\n"
     )
 
 

@@ -100,6 +100,8 @@ def _service(config: Config, run: Path) -> Iterator[Track]:
 def _digest(description: Mapping[str, Any]) -> str:
     """Tells runs of one name apart; a resumed run has that of its beginning."""
     kept = {key: description[key] for key in ("configuration", "seed", "started")}
+    if "first_length" in description:
+        kept["configuration"] = kept["configuration"] | {"length": description["first_length"]}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -11,20 +11,21 @@ from pathlib import Path
 from trainer.config import Config
 from trainer.distributed.processes import ALONE, Message, Processes
 from trainer.evaluation.evaluate import Evaluation, evaluate
+from trainer.evaluation.scores import EXACT_MATCH, score_of
 from trainer.learning.learner_state import make_learner
 from trainer.learning.worker import serve
 from trainer.loop.meters import Stopwatch, memory
 from trainer.loop.sigterm import Sigterm
 from trainer.loop.step_log import log_step, play_metrics
 from trainer.loop.trackers import tracking
-from trainer.loop.training import SCORE, Training, reopened, restore, save
+from trainer.loop.training import Training, note_length, reopened, restore, save
 from trainer.policy import Policy
 from trainer.policy.lora import add_adapters
 from trainer.setup import make_method, make_rollout
 from trainer.tasks.choice import source_of
 from twinstats.credit import assign
 from twinstats.episodes import Credit, Episode, Task, group_by_task
-from twinstats.errors import Stopped
+from twinstats.errors import Stopped, UsageError
 from twinstats.records import Run, create_run, metric_rows, refuse_existing
 
 OnStep = Callable[[int, dict[str, float]], None]
@@ -49,18 +50,18 @@ def train(
         policy: Where training starts; it is changed.
         out: A new run folder, or with `resume` one to go on with.
         started: Tells the time, for `run.json`.
-        resume: Go on from the newest checkpoint.
+        resume: Go on from the newest checkpoint, to another length if the rate is constant.
         fallback: Where the newest checkpoint is damaged, go on from the newest whole one.
         on_step: Gets each step's number and metrics.
         sigterm: Ends training once it has come: the step in progress is finished and saved.
         processes: Those that compute the updates; all others `follow`, and this is rank 0.
 
     Raises:
-        UsageError: The folder exists, or was made with another configuration or other data.
+        UsageError: The folder exists, or was made with another configuration or other data; or the
+            policy answers too little to learn from.
         CorruptCheckpointError: The newest checkpoint is damaged, or with `fallback` all are.
-        RuntimeError: The warmed-up policy answers too little to learn from, what came of the
-            weights is not finite, or (that step is saved) a gradient is not, or the policy passed
-            `loss.max_kl`.
+        RuntimeError: What came of the weights is not finite, or (that step is saved) a gradient is
+            not, or the policy passed `loss.max_kl`.
         Stopped: `sigterm` came before the last step.
     """
     if not resume:
@@ -72,6 +73,7 @@ def train(
     training = Training(config, policy, make_rollout(policy, config), method, learner, run)
     is_restored = resume and restore(training, fallback=fallback)
     first = {} if is_restored else _begin(training, resume=resume, started=started)
+    note_length(training)
     with tracking(config, run.path, training.step if is_restored else -1) as training.track:
         if first:
             training.track(0, first)
@@ -102,10 +104,11 @@ def _go_on(training: Training, sigterm: Sigterm, on_step: OnStep | None) -> None
         metrics = _step(training)
         if on_step is not None:
             on_step(training.step, metrics)
-        if SCORE in metrics:
-            training.note(metrics[SCORE])
+        score = score_of(metrics)
+        if score is not None:
+            training.note(score)
         stopping = _stopping(metrics, training.config.loss.max_kl)
-        is_due = training.step % checkpoint.every == 0 or SCORE in metrics
+        is_due = training.step % checkpoint.every == 0 or score is not None
         if is_due or stopping or sigterm.came:
             save(training)
         if stopping:
@@ -203,12 +206,7 @@ def _begin(training: Training, *, resume: bool, started: Callable[[], str]) -> d
     config = training.config
     found = evaluate(training.rollout, config)
     metrics = found.metrics | {"eval/total_tokens": 0}
-    if not metrics[SCORE] >= config.warmup.minimum_exact_match:
-        raise RuntimeError(
-            f"The warmed-up policy answers {metrics[SCORE]:.3f} of the test questions, below "
-            f"`warmup.minimum_exact_match` {config.warmup.minimum_exact_match}: more "
-            "`warmup.steps` may help."
-        )
+    _refuse_poor(config, metrics)
     if resume:
         training.run.rewind(-1)
     else:
@@ -222,6 +220,26 @@ def _begin(training: Training, *, resume: bool, started: Callable[[], str]) -> d
     _write_evaluation(training, found)
     training.run.write("metrics", 0, metric_rows(0, metrics))
     training.rollout.engine.sync()  # what it encoded is forgotten, as it is after a resume
-    training.note(metrics[SCORE])
+    score = score_of(metrics)
+    assert score is not None, "an evaluation has one"
+    training.note(score)
     save(training)
     return metrics
+
+
+def _refuse_poor(config: Config, metrics: dict[str, float]) -> None:
+    """Refuses a policy whose exact match is too low to learn from; one that no task tells is not.
+
+    An outcome of the user's own `reward` has no scale that a limit could be on.
+    """
+    least, match = config.warmup.minimum_exact_match, metrics.get(EXACT_MATCH, 1.0)
+    if not match >= least:
+        advice = (
+            "a lower limit lets it train"
+            if config.model.pretrained
+            else "more `warmup.steps` may help"
+        )
+        raise UsageError(
+            f"The policy answers {match:.3f} of the test questions before training, below "
+            f"`warmup.minimum_exact_match` {least}: {advice}."
+        )

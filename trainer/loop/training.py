@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.config import MACHINE, Config, from_dict
+from trainer.config import LENGTH, MACHINE, Config, from_dict
 from trainer.learning.learner import Learner
 from trainer.learning.learner_state import optimizer_tensors, restore_learner
 from trainer.learning.optimizer import trained_parameters
@@ -27,10 +27,7 @@ from trainer.rollout import Rollout
 from trainer.tasks.choice import source_of
 from twinstats.credit import Method
 from twinstats.errors import UsageError
-from twinstats.records import Run, parts, read_run, reopen_run
-
-SCORE = "eval/exact_match_share"
-"""The metric that says which checkpoint is the best: sampled answers to test questions."""
+from twinstats.records import Run, flatten, parts, read_run, reopen_run, write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +71,9 @@ class Training:
 
 
 def reopened(out: Path, config: Config) -> Run:
-    """The folder of a training run to go on with; fields of `MACHINE` may have changed.
+    """The folder of a training run to go on with.
+
+    Fields of `MACHINE` may have changed, and those of `LENGTH` where the rate is constant.
 
     Raises:
         UsageError: No training run there, or one with another configuration or of a version with
@@ -83,12 +82,48 @@ def reopened(out: Path, config: Config) -> Run:
     command = str(read_run(out).get("command"))
     if not command.startswith("twice train"):
         raise UsageError(f"{out} was made by {command!r}: only training runs can be resumed.")
-    return reopen_run(
+    run = reopen_run(
         out,
         asdict(config),
         understood=lambda stored: asdict(from_dict(stored, where=str(out))),
-        free=MACHINE,
+        free=(*MACHINE, *LENGTH),
     )
+    schedule, changes = config.optimizer.schedule, length_changes(out, config)
+    if changes and schedule != "constant":
+        raise UsageError(
+            f"{out} cannot go on with another length, {', '.join(changes.values())}: with "
+            f"`optimizer.schedule={schedule}` the rate of every step depends on it."
+        )
+    return run
+
+
+def length_changes(out: Path, config: Config) -> dict[str, str]:
+    """What differs between a run's length and that of a configuration: path to `path (old -> new)`.
+
+    Raises:
+        UsageError: No training run there.
+    """
+    stored = from_dict(read_run(out)["configuration"], where=str(out))
+    before, now = flatten(asdict(stored)), flatten(asdict(config))
+    return {
+        path: f"{path} ({before[path]} -> {now[path]})"
+        for path in LENGTH
+        if before[path] != now[path]
+    }
+
+
+def note_length(training: Training) -> None:
+    """Has `run.json` tell a length that has changed; the run is then not finished any more.
+
+    The first length stays beside it, since services know the run by that.
+    """
+    path = training.run.path
+    if length_changes(path, training.config):
+        told = read_run(path)
+        first = told["configuration"].get("length", {})
+        now = told["configuration"] | {"length": asdict(training.config.length)}
+        kept = {"first_length": first} | told
+        write_json(path / "run.json", kept | {"configuration": now, "finished": None})
 
 
 def save(training: Training) -> None:
@@ -135,7 +170,8 @@ def restore(training: Training, *, fallback: bool = False) -> bool:
 
     Raises:
         CorruptCheckpointError: The newest checkpoint is damaged, or with `fallback` all are.
-        UsageError: It was made with other data, or its weights are not this model's.
+        UsageError: It was made with other data, its weights are not this model's, or it has used
+            up a length that was changed.
     """
     found = whole_checkpoint(training.checkpoints, fallback=fallback)
     if found is None:
@@ -144,6 +180,7 @@ def restore(training: Training, *, fallback: bool = False) -> bool:
     checkpoint = found.checkpoint
     if checkpoint.state["data"] != source_of(training.config.task).fingerprint():
         raise UsageError(f"{found.path} was made with other questions or documents than these.")
+    _refuse_used_up(training, checkpoint)
     load_weights(training.policy, checkpoint)
     training.rollout.engine.sync()
     restore_learner(training.learner, checkpoint.optimizer)
@@ -156,6 +193,17 @@ def restore(training: Training, *, fallback: bool = False) -> bool:
     _set_aside(found.damaged, training.step)
     training.run.rewind(training.step)
     return True
+
+
+def _refuse_used_up(training: Training, checkpoint: Checkpoint) -> None:
+    """A length that has changed leaves a step to do: the last one has the final evaluation."""
+    path = training.run.path
+    now = flatten(asdict(training.config))
+    done = {"steps": checkpoint.step, "total_tokens": checkpoint.state["total_tokens"]}
+    for name in length_changes(path, training.config):
+        most, used = now[name], done[name.removeprefix("length.")]
+        if most is not None and most <= used:
+            raise UsageError(f"`{name}` must be above the {used} that {path} has done, got {most}.")
 
 
 def _set_aside(damaged: Iterable[Path], step: int) -> None:
