@@ -207,9 +207,9 @@ class CreditConfig:
     `budget` is the expected auxiliary tokens as a multiple of the factual ones; none means
     `twins` twins of every turn. Of a budget, `explore` is the share that is spent evenly over
     turns, `null` the probability that a turn with a twin gets a null twin too, and `fresh` that a
-    twin gets a control with fresh luck. `rollouts` is for methods that estimate values by them (as
-    `vine`). Any other option of the method is set by
-    `credit.options.NAME=VALUE`, and `credit.options=none` takes them all back.
+    twin gets a control with fresh luck; what a step spends beyond its plan, later steps save.
+    `rollouts` is for methods that estimate values by them (as `vine`). Any other option of the
+    method is set by `credit.options.NAME=VALUE`, and `credit.options=none` takes them all back.
     """
 
     method: str = "rloo"
