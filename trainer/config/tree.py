@@ -63,8 +63,8 @@ _MOST: dict[str, float] = {  # a noise key has 16 bits for the number of a twin
     "credit.twins": 65_535,
     "credit.rollouts": 65_535,
     "credit.budget": 65_535,
-    "evaluation.samples": 65_535,  # beyond it, memory ends before the answers do
-    "rollout.group_size": 65_535,  # as well
+    "evaluation.samples": 65_535,  # beyond, as of the next, memory ends before the answers do
+    "rollout.group_size": 65_535,
 }
 _POSITIVE = (
     "rollout.temperature",
@@ -113,9 +113,8 @@ class WarmupConfig:
     Of `episodes` demonstrations `four_part_share` ask four questions, the others one. Each of the
     `steps` updates has `rows` rows of `row_tokens` tokens; the rate goes up over `warmup_steps` and
     falls to 0 over the last `decay_share`. Of the tokens that were shown rather than sampled, a
-    random `observation_share` is learned. Training refuses any policy, pretrained ones too, whose
-    sampled exact match on test questions is below `minimum_exact_match`, whatever a `reward` pays;
-    where the task tells no exact match (a chat) it refuses none.
+    random `observation_share` is learned. Training refuses a policy, pretrained ones too, whose
+    sampled exact match on test questions, if the task tells it, is below `minimum_exact_match`.
     """
 
     episodes: int = 16000
@@ -204,12 +203,12 @@ class NeedsConfig:
 class CreditConfig:
     """The credit method; a method takes from here the options it has.
 
-    `budget` is the expected auxiliary tokens as a multiple of the factual ones; none means
-    `twins` twins of every turn. Of a budget, `explore` is the share that is spent evenly over
-    turns, `null` the probability that a turn with a twin gets a null twin too, and `fresh` that a
-    twin gets a control with fresh luck; what a step spends beyond its plan, later steps save.
-    `rollouts` is for methods that estimate values by them (as `vine`). Any other option of the
-    method is set by `credit.options.NAME=VALUE`, and `credit.options=none` takes them all back.
+    `budget` is the expected auxiliary tokens as a multiple of the factual ones; none means `twins`
+    twins of every turn. Of a budget, `explore` is the share spent evenly over turns, `null` the
+    probability that a turn with a twin gets a null twin too, and `fresh` that a twin gets a control
+    with fresh luck; what a step spends beyond its plan, later steps save. `rollouts` is of `vine`
+    and its like. `credit.options.NAME=VALUE` sets any other option of the method, and
+    `credit.options=none` takes them all back.
     """
 
     method: str = "rloo"
@@ -329,10 +328,9 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """What is logged besides the tables, and where metrics are shown.
+    """What is logged besides the tables: text of factuals of `text_rows` rows a step, with forks.
 
-    Text is logged of the factuals of `text_rows` rows a step, with their forks. `tracker` sends
-    metrics to a service besides.
+    `tracker` sends metrics to a service as well.
     """
 
     text_rows: int = 1
@@ -398,6 +396,5 @@ def _is_address(text: str) -> bool:
 
 
 def _check_texts(path: str, values: Any) -> None:
-    is_mapping = isinstance(values, Mapping)
-    if not is_mapping or not all(isinstance(value, str) for value in values.values()):
+    if not isinstance(values, Mapping) or not all(isinstance(v, str) for v in values.values()):
         raise UsageError(f"`{path}` must hold texts by name, got {values!r}.")
