@@ -3,6 +3,7 @@
 Every number is computed here from the logs; nothing is known in advance.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -263,7 +264,7 @@ def _training_table(rows: Sequence[Summary]) -> Table:
         table.add_row(
             row["method"],
             # shares as .327: all columns have room on one line
-            *(_with_interval(row[name], 3).replace("0.", ".") for name in scores),
+            *(re.sub(r"\b0\.", ".", _with_interval(row[name], 3)) for name in scores),
             _fixed(own["steps"], 1),
             *(f"{own[f'{name}_tokens']:,.0f}" for name in ("factual", "auxiliary", "total")),
         )

@@ -56,7 +56,7 @@ SCHEMA = {
     "mean_low": pl.Float64,
     "mean_high": pl.Float64,
 }
-_REFERENCE = list(SCHEMA)[-5:]
+_REFERENCE = ("num_rollouts", "noise_share", "mean_outcome", "mean_low", "mean_high")
 
 
 def table(runs: Sequence[Path]) -> pl.DataFrame:
@@ -82,7 +82,9 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
         for method, curve in board.items()
         for row in _curve_rows(curve)
     ]
-    known = pl.DataFrame(rows, schema={name: SCHEMA[name] for name in list(SCHEMA)[:-5]})
+    known = pl.DataFrame(
+        rows, schema={n: kind for n, kind in SCHEMA.items() if n not in _REFERENCE}
+    )
     if known["value"].null_count() == len(known):
         unknown = f"identified error{logs.reasons(known)}"
         raise logs.missing("oracle", NEEDS[:1], runs, COMMAND, rows=unknown)

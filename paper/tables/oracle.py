@@ -52,7 +52,7 @@ def table(runs: Sequence[Path]) -> pl.DataFrame:
     for setting, outcome, board in oracle.boards(points):
         reference = oracle.reference(board)
         known = {"setting": setting, "outcome": outcome, "rollouts": reference[1]}
-        blank = _blank(board, alike.get((setting, outcome)))
+        blank = _blank(alike.get((setting, outcome)))
         rows += [
             known | {name: row[name] for name in KEEP} | (blank if row["ratio"] is not None else {})
             for row in equal_error({setting: board}, reference=reference)
@@ -74,15 +74,12 @@ def _alike(turns: pl.DataFrame) -> dict[tuple[str, str], str]:
     }
 
 
-def _blank(board: oracle.Board, alike: str | None) -> dict[str, Any]:
-    """What a row with a ratio cannot have, and why."""
-    ends = dict.fromkeys(("low", "high"))
-    if alike is not None:
-        none = dict.fromkeys(("auxiliary_tokens", "ratio"))
-        return ends | none | {"is_bound": False, "reason": f"not identified: outcome {alike}"}
-    if all(len(curve.seeds) == 1 for curve in board.values()):
-        return ends | {"reason": "one batch: no interval"}
-    return {}
+def _blank(alike: str | None) -> dict[str, Any]:
+    """What a row with a ratio cannot have where all episodes ended alike."""
+    if alike is None:
+        return {}
+    none = dict.fromkeys(("auxiliary_tokens", "ratio", "low", "high"))
+    return none | {"is_bound": False, "reason": f"not identified: outcome {alike}"}
 
 
 def show(table: pl.DataFrame) -> pl.DataFrame:

@@ -154,7 +154,7 @@ def test_one_batch_has_no_interval_and_says_so(tmp_path):
     rows = {row["method"]: row for row in table.filter(metric="mse").to_dicts()}
     own = rows["twice_maximal"]
     assert own["ratio"] > 0 and own["low"] is own["high"] is None
-    assert own["reason"] == "one batch: no interval"
+    assert own["reason"] == "one replicate: no interval"
     assert rows["rloo"]["reason"] == "not reached: its floor is above the target"
     shown = {row["method"]: row for row in tokens.show(table).to_dicts()}
     assert shown["vine"]["tokens / vine's"] == "1.00"

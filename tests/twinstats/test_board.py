@@ -134,6 +134,19 @@ def test_another_reference_is_another_target():
     assert {row["reason"] for row in equal_error(own)} == {"vine was not played at 9"}
 
 
+def test_one_replicate_has_no_interval():
+    trio = ("independent_raw", "independent", "twice")
+    rows = [r for m in (*trio, "vine") for r in swept(m, (2.0, 1.0)) if r["seed"] == 0]
+    own, known = curves(rows), {"low": None, "high": None, "reason": "one replicate: no interval"}
+    found = [r for r in equal_error(own, reference=("vine", 3)) if r["metric"] == "mse"]
+    assert len(found) == 4
+    for row in found:
+        assert row["ratio"] == pytest.approx(1) and known.items() <= row.items()
+    (tokens,) = split(own, (), reference=("vine", 3))
+    assert tokens["both"] == pytest.approx(1) and tokens["reason"] == known["reason"]
+    assert tokens["both_low"] is tokens["both_high"] is None
+
+
 def test_a_target_below_0_is_no_target():
     own = curves([*swept("vine", (2.0, -0.1)), *swept("twice", (1.0, 0.5))])
     reason = "the error of vine is below 0, less than the noise of the truth"

@@ -19,7 +19,7 @@ from trainer.policy.lora import add_adapters, has_adapters, merged
 from trainer.policy.ruined import refuse_ruined
 from trainer.supervised.updates import Progress, Tokens, fit, packed
 from twinstats.errors import UsageError
-from twinstats.records import create_run, metric_rows
+from twinstats.records import Run, create_run, metric_rows
 
 MODEL = "model"
 """Where in the run folder the policy is."""
@@ -68,11 +68,11 @@ def sft(
     rows = packed(demonstrations, config.model.max_length)
     schedule = _schedule(config.warmup, len(rows.ids_RL), epochs, learning_rate)
     own = {"epochs": epochs, "learning_rate": learning_rate, "warmup_steps": schedule.warmup_steps}
+    configuration = asdict(config) | {"sft": own}  # `warmup` is of the policy it starts from
     run = create_run(
         out,
         command="twice sft",
-        configuration=asdict(config)
-        | {"sft": own},  # `warmup` is that of the policy it starts from
+        configuration=configuration,
         seed=config.seed,
         started=started(),
     )
@@ -82,6 +82,24 @@ def sft(
         "sft/rows_count": len(rows.ids_RL),
     }
     run.write("metrics", 0, metric_rows(0, sizes))
+    fit(
+        policy,
+        rows,
+        schedule,
+        _logged(run, progress),
+        learner=config.learner,
+        micro_rows=config.loss.micro_rows,
+    )
+    refuse_ruined(policy, "the last update", remedy="--learning-rate")
+    if has_adapters(policy.model):
+        policy = Policy(merged(policy.model), policy.tokenizer)
+    save_folder(policy, run.path / MODEL)
+    run.finish(started())
+    return run.path / MODEL
+
+
+def _logged(run: Run, progress: Progress | None) -> Progress:
+    """Logs the loss of each update, and ends what is not finite."""
 
     def on_update(step: int, steps: int, loss: float) -> None:
         run.write("metrics", step, metric_rows(step, {"sft/loss_nats": loss}))
@@ -92,20 +110,7 @@ def sft(
         if progress is not None:
             progress(step, steps, loss)
 
-    fit(
-        policy,
-        rows,
-        schedule,
-        on_update,
-        learner=config.learner,
-        micro_rows=config.loss.micro_rows,
-    )
-    refuse_ruined(policy, "the last update", remedy="--learning-rate")
-    if has_adapters(policy.model):
-        policy = Policy(merged(policy.model), policy.tokenizer)
-    save_folder(policy, run.path / MODEL)
-    run.finish(started())
-    return run.path / MODEL
+    return on_update
 
 
 def _schedule(warmup: WarmupConfig, num_rows: int, epochs: int, rate: float) -> WarmupConfig:

@@ -66,7 +66,8 @@ def equal_error(
         metric (of `ERRORS`), target, reference_tokens, auxiliary_tokens (beyond the base group),
         ratio with low and high (95%), is_bound (already the cheapest point reaches it: at most
         that), floor (the error that no number of tokens undercuts: least squares on 1 / tokens),
-        reason (not reached, and why; or how many draws did not reach it).
+        reason (not reached, and why; or how many draws did not reach it). One replicate (seed, or
+        batch of episodes) has no interval.
     """
     return [
         _tokens_row(curve, _target(own, metric, reference), metric)
@@ -163,7 +164,7 @@ def _tokens_row(curve: Curve, target: _Target | str, metric: str) -> dict[str, A
         above = floor >= target.error[0]
         why = "its floor is above the target" if above else "not within its sweep"
         return row | {"reason": f"not reached: {why}"}
-    low, high, reason = _interval(needed.tokens[1:] / target.tokens[1:])
+    low, high, reason = _interval(needed.tokens[1:] / target.tokens[1:], target)
     return row | {
         "auxiliary_tokens": float(needed.tokens[0]),
         "ratio": float(needed.tokens[0] / target.tokens[0]),
@@ -194,8 +195,10 @@ def _floor(curve: Curve, metric: str) -> float:
     return max(0.0, float(error.mean()) - slope * float(inverse.mean()))
 
 
-def _interval(draws: np.ndarray) -> tuple[float | None, float | None, str | None]:
+def _interval(draws: np.ndarray, target: _Target) -> tuple[float | None, float | None, str | None]:
     """The middle 95% of draws; what was not reached counts as larger than all others."""
+    if target.weights.shape[1] == 1:
+        return None, None, "one replicate: no interval"
     low, high = np.quantile(np.nan_to_num(draws, nan=np.inf), [0.025, 0.975], method="nearest")
     if np.isinf(high):
         share = float(np.isnan(draws).mean())
@@ -211,7 +214,7 @@ def _error_split(trio: Sequence[Curve], budget: Number, target: _Target | str) -
             return row | _no_factors(f"{curve.known['method']}: {reason}")
     if isinstance(target, str):
         return row | _no_factors(target)
-    return row | _factors([target.weights @ values for values, _ in found])
+    return row | _factors([target.weights @ values for values, _ in found], target)
 
 
 def _tokens_split(trio: Sequence[Curve], target: _Target | str) -> dict[str, Any]:
@@ -226,7 +229,7 @@ def _tokens_split(trio: Sequence[Curve], target: _Target | str) -> dict[str, Any
         if not one.tokens[0] > 0:
             return row | _no_factors(f"{curve.known['method']}: not reached")
     row["is_bound"] = any(bool(one.is_bound[0]) for one in needed)
-    return row | _factors([one.tokens for one in needed])
+    return row | _factors([one.tokens for one in needed], target)
 
 
 def _no_factors(reason: str) -> dict[str, Any]:
@@ -235,7 +238,7 @@ def _no_factors(reason: str) -> dict[str, Any]:
     return ends | {"reason": reason}
 
 
-def _factors(trio: Sequence[np.ndarray]) -> dict[str, Any]:
+def _factors(trio: Sequence[np.ndarray], target: _Target) -> dict[str, Any]:
     raw, free, shared = trio
     row: dict[str, Any] = {"reason": None}
     for name, draws in (
@@ -243,7 +246,7 @@ def _factors(trio: Sequence[np.ndarray]) -> dict[str, Any]:
         ("coupling", free / shared),
         ("both", raw / shared),
     ):
-        low, high, reason = _interval(draws[1:])
+        low, high, reason = _interval(draws[1:], target)
         row |= {name: float(draws[0]), f"{name}_low": low, f"{name}_high": high}
         row["reason"] = row["reason"] or reason
     return row
